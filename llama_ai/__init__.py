@@ -1,0 +1,3 @@
+"""llama-ai: local LLM inference on AMD APUs."""
+
+__version__ = "0.1.0"

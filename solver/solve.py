@@ -1,0 +1,336 @@
+"""The search: best candidate first, the first that fits wins; then single, smaller steps.
+
+When nothing fits, the answer is an :class:`~solver.types.Infeasible` with the candidate that missed
+by least and what would cure it. Nothing that does not fit is ever returned as a plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from solver.candidates import Candidate, candidates, layout, prefers_cpu, strategy_groups
+from solver.memory import estimate
+from solver.score import score
+from solver.types import GIB, MIB, Infeasible, Memory, Plan, Reason, Rejected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from solver.model import Model
+    from solver.types import Intent, Layout, Machine, Place
+
+MINIMUM_CACHE_RAM_MIB = 256
+SMALL_RAM_BYTES = 32 * GIB
+SMALL_RAM_CACHE_MIB = 2048
+SAFETY_NET_CONTEXT = 65536
+SAFETY_NET_KV_TYPE = "q4_0"
+SMALLEST_UBATCH = 256
+SMALLER_CONTEXTS = (131072, 98304, 65536, 49152, 32768, 16384, 8192, 4096)
+
+
+def solve(
+    machine: Machine,
+    model: Model,
+    intent: Intent,
+    *,
+    refused: Mapping[Layout, Rejected] | None = None,
+) -> Plan | Infeasible:
+    """The best plan that fits ``machine``'s budgets and honours every wish of ``intent``.
+
+    ``refused`` holds layouts that the engine itself measured as too large, with its figures.
+    """
+    refusal = _contradiction(machine, model, intent)
+    if refusal is not None:
+        return refusal
+    rejected: list[Rejected] = []
+    for unplaced in _search_order(machine, model, intent):
+        candidate = _placed(machine, model, unplaced)
+        memory = estimate(model, candidate.layout)
+        miss = (refused or {}).get(candidate.layout) or _miss(machine, intent, candidate, memory)
+        if miss is None:
+            return _plan(machine, model, intent, candidate, memory, rejected)
+        rejected.append(miss)
+    return _infeasible(machine, model, intent, rejected)
+
+
+def plan_as_asked(
+    machine: Machine, model: Model, intent: Intent
+) -> tuple[Plan, Rejected | None] | Infeasible:
+    """What exactly the settings of ``intent`` need, fitting or not, and by how much it misses.
+
+    What ``intent`` leaves open is taken from the candidate that the search would try first.
+    """
+    refusal = _contradiction(machine, model, intent)
+    if refusal is not None:
+        return refusal
+    candidate = _placed(machine, model, candidates(machine, model, intent)[0])
+    memory = estimate(model, candidate.layout)
+    miss = _miss(machine, intent, candidate, memory)
+    return _plan(machine, model, intent, candidate, memory, []), miss
+
+
+def _placed(machine: Machine, model: Model, candidate: Candidate) -> Candidate:
+    """The candidate with its open number filled in from what fits the device's budget.
+
+    ``partial`` keeps as few layers' experts in system memory as possible, ``fit_layers`` puts as
+    many layers on the device as possible. What the device needs grows with either, so halving the
+    interval finds the number.
+    """
+    budget_bytes = machine.gpu_budget_bytes
+    if budget_bytes is None:
+        return candidate
+
+    def fits(layout: Layout) -> bool:
+        return estimate(model, layout).gpu.total_bytes <= budget_bytes
+
+    chosen = candidate.layout
+    if candidate.strategy == "partial":
+        chosen = replace(
+            chosen,
+            n_cpu_moe=_smallest(
+                1, model.n_layer, lambda count: fits(replace(chosen, n_cpu_moe=count))
+            ),
+        )
+    if candidate.fit_layers:
+        most = chosen.gpu_layers
+        fewer = _smallest(1, most, lambda count: fits(replace(chosen, gpu_layers=most - count)))
+        chosen = replace(chosen, gpu_layers=most - fewer)
+    return replace(candidate, layout=chosen)
+
+
+def _smallest(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """The smallest number of ``low .. high`` for which ``holds``; ``high`` if for none below."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low
+
+
+def cache_ram_mib(machine: Machine, memory: Memory) -> int:
+    """MiB for the prompt cache: what system memory is left, 10 % headroom, at most 25 % of RAM.
+
+    Source: the seed's allocation rule; under 32 GiB of RAM at most 2048 MiB.
+    """
+    free_bytes = machine.host_budget_bytes - memory.host.total_bytes
+    if machine.pool_budget_bytes is not None:
+        both_bytes = memory.gpu.total_bytes + memory.host.total_bytes
+        free_bytes = min(free_bytes, machine.pool_budget_bytes - both_bytes)
+    left_bytes = free_bytes * 9 // 10
+    limit_bytes = machine.ram_bytes // 4
+    if machine.ram_bytes < SMALL_RAM_BYTES:
+        limit_bytes = min(limit_bytes, SMALL_RAM_CACHE_MIB * MIB)
+    return max(0, min(left_bytes, limit_bytes)) // MIB
+
+
+def _contradiction(machine: Machine, model: Model, intent: Intent) -> Infeasible | None:
+    """Wishes that no amount of memory can honour."""
+    if machine.gpu_budget_bytes is None:
+        if intent.gpu_layers:
+            return _refuse("layers on the GPU were asked for, but no GPU is usable here")
+        if intent.moe_strategy in {"gpu", "partial"}:
+            return _refuse("experts were asked for on the GPU, but no GPU is usable here")
+    if intent.moe_strategy in {"partial", "residency"} and not model.is_moe:
+        return _refuse(f"{intent.moe_strategy} was asked for, but this model has no experts")
+    if intent.moe_strategy == "residency" and not machine.residency:
+        return _refuse("residency was asked for, but this engine cannot read experts on demand")
+    if intent.ubatch is not None and intent.batch is not None and intent.ubatch > intent.batch:
+        return _refuse(
+            f"a ubatch of {intent.ubatch} tokens does not go into a batch of {intent.batch}"
+        )
+    return None
+
+
+def _refuse(message: str) -> Infeasible:
+    return Infeasible(message=message, nearest=None, cures=())
+
+
+def _search_order(machine: Machine, model: Model, intent: Intent) -> list[Candidate]:
+    """The scored list, then the safety net (64 K, q4_0), then its single fine steps."""
+    ordered = list(candidates(machine, model, intent))
+    ctx_size = intent.ctx_size or min(SAFETY_NET_CONTEXT, model.n_ctx_train)
+    net: list[Candidate] = []
+    for strategy in (one for group in strategy_groups(machine, model, intent) for one in group):
+        base = Candidate(
+            layout=layout(
+                machine,
+                model,
+                intent,
+                strategy,
+                ctx_size=ctx_size,
+                kv_type_k=intent.kv_type_k or SAFETY_NET_KV_TYPE,
+                kv_type_v=intent.kv_type_v or SAFETY_NET_KV_TYPE,
+            ),
+            strategy=strategy,
+            score=0,
+        )
+        net.append(base)
+        if intent.gpu_layers is None and base.layout.gpu_layers > 0:
+            net.append(replace(base, fit_layers=True))
+        if intent.ubatch is None and base.layout.ubatch > SMALLEST_UBATCH:
+            smallest = replace(base.layout, ubatch=SMALLEST_UBATCH)
+            net.append(replace(base, layout=smallest))
+    scored = [
+        replace(
+            candidate,
+            score=score(
+                candidate.strategy,
+                candidate.layout.ctx_size,
+                candidate.layout.kv_type_k,
+                candidate.layout.kv_type_v,
+            ),
+        )
+        for candidate in net
+    ]
+    return ordered + [candidate for candidate in scored if candidate not in ordered]
+
+
+def _miss(
+    machine: Machine, intent: Intent, candidate: Candidate, memory: Memory
+) -> Rejected | None:
+    """By how much the candidate misses the tightest budget; ``None`` when it fits."""
+    cache_mib = MINIMUM_CACHE_RAM_MIB if intent.cache_ram_mib is None else intent.cache_ram_mib
+    host_bytes = memory.host.total_bytes + cache_mib * MIB
+    worst_bytes, where = over_budget(machine, memory.gpu.total_bytes, host_bytes)
+    if worst_bytes <= 0:
+        return None
+    return Rejected(
+        description=candidate.description,
+        score=candidate.score,
+        where=where,
+        over_by_bytes=worst_bytes,
+    )
+
+
+def over_budget(machine: Machine, gpu_bytes: int, host_bytes: int) -> tuple[int, Place]:
+    """By how many bytes the tightest budget is missed (at most 0: it fits), and which it is."""
+    over: list[tuple[int, Place]] = [
+        (gpu_bytes - (machine.gpu_budget_bytes or 0), "gpu"),
+        (host_bytes - machine.host_budget_bytes, "host"),
+    ]
+    if machine.pool_budget_bytes is not None:
+        over.append((gpu_bytes + host_bytes - machine.pool_budget_bytes, "pool"))
+    return max(over)
+
+
+def _plan(
+    machine: Machine,
+    model: Model,
+    intent: Intent,
+    candidate: Candidate,
+    memory: Memory,
+    rejected: list[Rejected],
+) -> Plan:
+    cache_mib = (
+        intent.cache_ram_mib if intent.cache_ram_mib is not None else cache_ram_mib(machine, memory)
+    )
+    threads_batch = intent.threads_batch or intent.threads or machine.cores_physical
+    # The seed's half: a GPU decodes and the CPU only feeds it. Without one, every core counts.
+    on_cpu = candidate.layout.gpu_layers == 0 or candidate.layout.n_cpu_moe > 0
+    threads = intent.threads or (
+        machine.cores_physical if on_cpu else max(1, machine.cores_physical // 2)
+    )
+    memory = replace(memory, host=replace(memory.host, prompt_cache_bytes=cache_mib * MIB))
+    return Plan(
+        layout=candidate.layout,
+        strategy=candidate.strategy,
+        threads=threads,
+        threads_batch=threads_batch,
+        cache_ram_mib=cache_mib,
+        score=candidate.score,
+        memory=memory,
+        reasons=_reasons(machine, model, intent, candidate, cache_mib, threads, threads_batch),
+        rejected=tuple(rejected),
+    )
+
+
+def _reasons(
+    machine: Machine,
+    model: Model,
+    intent: Intent,
+    candidate: Candidate,
+    cache_mib: int,
+    threads: int,
+    threads_batch: int,
+) -> tuple[Reason, ...]:
+    chosen = candidate.layout
+    asked = "you asked for it"
+
+    def because(setting: str, value: object, wish: object, why: str) -> Reason:
+        return Reason(setting=setting, value=str(value), why=asked if wish is not None else why)
+
+    if machine.gpu_budget_bytes is None:
+        where = "no GPU is usable here"
+    elif prefers_cpu(machine, model):
+        where = "the model fills more than 80 % of the GPU budget and fits in system memory"
+    elif chosen.gpu_layers <= model.n_layer:
+        where = "as many layers as fit the GPU budget"
+    else:
+        where = "the best scored strategy that fits"
+    trained = f"the model was trained for {model.n_ctx_train} tokens"
+    kv_wish = intent.kv_type_k or intent.kv_type_v
+    experts = because("moe_strategy", candidate.strategy, intent.moe_strategy, where)
+    return (
+        *((experts,) if model.is_moe else ()),
+        because("gpu_layers", chosen.gpu_layers, intent.gpu_layers, where),
+        because(
+            "ctx_size",
+            chosen.ctx_size,
+            intent.ctx_size,
+            trained if chosen.ctx_size == model.n_ctx_train else "best scored context that fits",
+        ),
+        because(
+            "kv_cache_type",
+            f"{chosen.kv_type_k}/{chosen.kv_type_v}",
+            kv_wish,
+            "the finest type that fits with this context",
+        ),
+        because("ubatch_size", chosen.ubatch, intent.ubatch, f"tier {machine.tier}"),
+        because("batch_size", chosen.batch, intent.batch, "two ubatches"),
+        because(
+            "threads",
+            threads,
+            intent.threads,
+            "physical cores" if threads == machine.cores_physical else "half the physical cores",
+        ),
+        because("threads_batch", threads_batch, intent.threads_batch, "physical cores"),
+        because("parallel", chosen.n_parallel, intent.n_parallel, "one conversation at a time"),
+        because(
+            "cache_ram",
+            f"{cache_mib} MiB",
+            intent.cache_ram_mib,
+            "of the system memory that is left, at most a quarter of RAM",
+        ),
+    )
+
+
+def _infeasible(
+    machine: Machine, model: Model, intent: Intent, rejected: list[Rejected]
+) -> Infeasible:
+    nearest = min(rejected, key=lambda miss: miss.over_by_bytes)
+    smaller = _fitting_context(machine, model, intent)
+    cures = [] if smaller is None else [f"--ctx-size {smaller}"]
+    if intent.kv_type_k is not None or intent.kv_type_v is not None:
+        cures.append("a smaller --kv-cache-type")
+    cures.append("a smaller quantisation of this model")
+    places = {"gpu": "GPU budget", "host": "system memory", "pool": "memory that both share"}
+    return Infeasible(
+        message=f"nothing fits: the nearest candidate ({nearest.description}) is "
+        f"{nearest.over_by_bytes / GIB:.1f} GiB over the {places[nearest.where]}",
+        nearest=nearest,
+        cures=tuple(cures),
+    )
+
+
+def _fitting_context(machine: Machine, model: Model, intent: Intent) -> int | None:
+    """The largest usual context below what was tried that would fit, everything else as wished."""
+    tried = intent.ctx_size or min(SAFETY_NET_CONTEXT, model.n_ctx_train)
+    for ctx_size in SMALLER_CONTEXTS:
+        if ctx_size < tried:
+            narrowed = replace(intent, ctx_size=ctx_size)
+            for candidate in _search_order(machine, model, narrowed):
+                placed = _placed(machine, model, candidate)
+                memory = estimate(model, placed.layout)
+                if _miss(machine, narrowed, placed, memory) is None:
+                    return ctx_size
+    return None

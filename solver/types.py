@@ -1,0 +1,190 @@
+"""What the solver is told and what it answers.
+
+Every dataclass is frozen and keyword-only; bytes are integers named ``*_bytes``; unknown is
+``None``. ``Layout`` is everything that decides memory, ``Memory`` is what a layout needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+Tier = Literal["halo", "standard", "handheld", "none"]
+"""Hardware class: ``halo`` is Strix Halo, ``none`` is a machine without an AMD APU."""
+
+Backend = Literal["vulkan", "rocm", "metal", "cpu"]
+
+Strategy = Literal["gpu", "partial", "cpu", "residency"]
+"""Where the experts of a MoE model live: device memory, the first layers' in system memory, all in
+system memory, or mapped from disk.
+
+For a dense model ``gpu`` means layers on the device and ``cpu`` means none.
+"""
+
+Place = Literal["gpu", "host", "pool"]
+"""A budget: the device's, system memory's, or the one that both share on an APU."""
+
+LoadMode = Literal["none", "mmap"]
+
+KV_TYPES: tuple[str, ...] = (
+    "f32",
+    "f16",
+    "bf16",
+    "q8_0",
+    "q5_1",
+    "q5_0",
+    "q4_1",
+    "q4_0",
+    "iq4_nl",
+)
+"""KV cache types that the engine accepts, largest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Machine:
+    """Budgets and counts that the solver plans with. One machine, one backend."""
+
+    tier: Tier
+    backend: Backend
+    device: str | None
+    """The engine's name of the device, ``Vulkan0``; ``None`` on the CPU backend."""
+    gpu_budget_bytes: int | None
+    """What may be placed in device memory; ``None`` without a device."""
+    host_budget_bytes: int
+    """RAM less the OS reserve (less a container's limit)."""
+    pool_budget_bytes: int | None
+    """On an APU device and host share one pool: their sum stays below this. ``None`` if apart."""
+    ram_bytes: int
+    os_reserve_bytes: int
+    cores_physical: int
+    cores_logical: int
+    on_ac: bool | None
+    residency: bool = False
+    """The engine can keep a part of the experts in memory and read the others from disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Intent:
+    """The user's constraints. ``None`` leaves the choice to the solver."""
+
+    ctx_size: int | None = None
+    kv_type_k: str | None = None
+    kv_type_v: str | None = None
+    gpu_layers: int | None = None
+    moe_strategy: Strategy | None = None
+    ubatch: int | None = None
+    batch: int | None = None
+    threads: int | None = None
+    threads_batch: int | None = None
+    n_parallel: int | None = None
+    cache_ram_mib: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Every choice that decides how much memory the engine takes, and where."""
+
+    ctx_size: int
+    """Tokens in total; each of ``n_parallel`` sequences gets its share if not unified."""
+    kv_type_k: str = "f16"
+    kv_type_v: str = "f16"
+    n_parallel: int = 1
+    kv_unified: bool = False
+    batch: int = 2048
+    ubatch: int = 512
+    gpu_layers: int = 0
+    """Layers on the device, counted from the last; ``n_layer + 1`` includes the output layer."""
+    n_cpu_moe: int = 0
+    """The first N layers keep their experts in system memory (``--n-cpu-moe``)."""
+    flash_attn: bool = True
+    swa_full: bool = False
+    mtp: bool = False
+    """Load the model's own next-token-prediction layers as a draft."""
+    mtp_n_max: int = 3
+    """Tokens that a draft may run ahead; recurrent state is kept once more for each."""
+    load_mode: LoadMode = "none"
+    repack: bool = True
+    """The CPU backend may rearrange weights for speed (a copy; off for mapped weights)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Components:
+    """Bytes that one side (device or host) holds, by purpose."""
+
+    weights_bytes: int = 0
+    kv_bytes: int = 0
+    recurrent_bytes: int = 0
+    compute_bytes: int = 0
+    draft_bytes: int = 0
+    projector_bytes: int = 0
+    prompt_cache_bytes: int = 0
+    overhead_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """The sum of all parts."""
+        return (
+            self.weights_bytes
+            + self.kv_bytes
+            + self.recurrent_bytes
+            + self.compute_bytes
+            + self.draft_bytes
+            + self.projector_bytes
+            + self.prompt_cache_bytes
+            + self.overhead_bytes
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What a layout needs on the device and on the host."""
+
+    gpu: Components = field(default_factory=Components)
+    host: Components = field(default_factory=Components)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """Why one setting has its value."""
+
+    setting: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rejected:
+    """A candidate that scored at least as high as the plan but does not fit."""
+
+    description: str
+    score: int
+    where: Place
+    over_by_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """A configuration that fits, with its reasons."""
+
+    layout: Layout
+    strategy: Strategy
+    threads: int
+    threads_batch: int
+    cache_ram_mib: int
+    score: int
+    memory: Memory
+    reasons: tuple[Reason, ...]
+    rejected: tuple[Rejected, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Infeasible:
+    """Nothing fits. ``nearest`` missed by least; ``cures`` says what would help."""
+
+    message: str
+    nearest: Rejected | None
+    cures: tuple[str, ...]
