@@ -1,0 +1,96 @@
+// Where upstream calls us. Upstream's sources include this header and call the functions below,
+// one inserted line each (native/patches). Every pointer is null until somebody sets it, and a
+// null hook does nothing: an unhooked build behaves as upstream does, and upstream's other
+// programs link without any of our objects.
+//
+// Hooks are set once, before the server starts, and never changed afterwards; so they are read
+// without a lock.
+#pragma once
+
+struct common_params;
+struct llama_context;
+struct server_http_context;
+struct server_prompt;
+struct server_prompt_cache;
+struct server_routes;
+struct server_tokens;
+
+namespace llama_ai {
+
+struct hook_table {
+    // Before upstream registers its handlers: register routes of our own on `http`, or put
+    // another handler (a wrapper) into `handlers`, all of whose members are public. Runs on the
+    // main thread, in router mode too. Our handlers must not throw.
+    void (*routes)(server_http_context & http, server_routes & handlers,
+                   const common_params & params) = nullptr;
+
+    // The life of a conversation's KV state. All run on the thread that decodes.
+    //
+    // The model is loaded (or loaded again after sleep) and the RAM prompt cache exists; not
+    // called with `--cache-ram 0`. `draft` is null without speculation.
+    void (*kv_attach)(server_prompt_cache & cache, const common_params & params,
+                      llama_context * target, llama_context * draft) = nullptr;
+    // A slot was chosen for `prompt`, which need not be a completion. True asks the RAM cache even
+    // where upstream would go on with what the slot holds (it still asks for completions only).
+    bool (*kv_want)(int slot_id, const server_prompt & slot,
+                    const server_tokens & prompt) = nullptr;
+    // The RAM cache is about to be searched for `prompt`: put a better entry into it first.
+    void (*kv_promote)(int slot_id, server_prompt & slot, const server_tokens & prompt) = nullptr;
+    // The slot's state is complete and may be lost soon: all slots are idle, or the server stops.
+    void (*kv_snapshot)(int slot_id, const server_prompt & slot) = nullptr;
+    // A context checkpoint was taken, the last in `slot.checkpoints`. `user_start`: it lies at
+    // the start of a user message, so what comes before it is a reusable prefix.
+    void (*kv_checkpoint)(int slot_id, const server_prompt & slot, bool user_start) = nullptr;
+    // The contexts are about to go away. May be called more than once, and before kv_attach.
+    void (*kv_detach)() = nullptr;
+};
+
+// One table for the whole process, shared by the executable and upstream's libraries.
+#if defined(__GNUC__)
+__attribute__((visibility("default")))
+#endif
+inline hook_table hooks;
+
+inline void routes(server_http_context & http, server_routes & handlers,
+                   const common_params & params) {
+    if (hooks.routes) {
+        hooks.routes(http, handlers, params);
+    }
+}
+
+inline void kv_attach(server_prompt_cache & cache, const common_params & params,
+                      llama_context * target, llama_context * draft) {
+    if (hooks.kv_attach) {
+        hooks.kv_attach(cache, params, target, draft);
+    }
+}
+
+inline bool kv_want(int slot_id, const server_prompt & slot, const server_tokens & prompt) {
+    return hooks.kv_want && hooks.kv_want(slot_id, slot, prompt);
+}
+
+inline void kv_promote(int slot_id, server_prompt & slot, const server_tokens & prompt) {
+    if (hooks.kv_promote) {
+        hooks.kv_promote(slot_id, slot, prompt);
+    }
+}
+
+inline void kv_snapshot(int slot_id, const server_prompt & slot) {
+    if (hooks.kv_snapshot) {
+        hooks.kv_snapshot(slot_id, slot);
+    }
+}
+
+inline void kv_checkpoint(int slot_id, const server_prompt & slot, bool user_start) {
+    if (hooks.kv_checkpoint) {
+        hooks.kv_checkpoint(slot_id, slot, user_start);
+    }
+}
+
+inline void kv_detach() {
+    if (hooks.kv_detach) {
+        hooks.kv_detach();
+    }
+}
+
+} // namespace llama_ai

@@ -1,0 +1,62 @@
+// llama-ai-server: upstream's server with our hooks set.
+
+#include "build_info.h"
+#include "own_flags.h"
+#include "routes.h"
+
+#include "arg.h"
+#include "common.h"
+#include "llama.h"
+#include "log.h"
+#include "server-stream.h"
+
+#include <clocale>
+#include <csignal>
+#include <cstdio>
+#include <exception>
+#include <string>
+#include <vector>
+
+// Upstream's server after set-up and parsing; no header of upstream declares it. In router mode it
+// parses argv once more and starts this same executable for each model.
+int llama_server(common_params & params, int argc, char ** argv);
+
+static int serve(std::vector<std::string> & args) {
+    std::vector<char *> argv;
+    for (auto & arg : args) {
+        argv.push_back(arg.data());
+    }
+    argv.push_back(nullptr);
+    const int argc = (int) args.size();
+
+    // What upstream's own main does before it gets to the function above, in the same order.
+    std::setlocale(LC_NUMERIC, "C");
+    std::signal(SIGPIPE, SIG_IGN); // a helper process that dies must not take the server with it
+    common_params params;
+    common_init();
+    server_stream_session_manager_start();
+    if (!common_params_parse(argc, argv.data(), params, LLAMA_EXAMPLE_SERVER)) {
+        return 1;
+    }
+    llama_backend_init();
+    llama_numa_init(params.numa);
+
+    llama_ai::install_routes();
+    const int status = llama_server(params, argc, argv.data());
+    common_log_flush(common_log_main());
+    return status;
+}
+
+int main(int argc, char ** argv) {
+    try {
+        auto args = llama_ai::split({argv, argv + argc}, llama_ai::own_flags());
+        if (args.own.count("--build-info")) {
+            std::fputs(llama_ai::read_build_info(llama_ai::executable_dir()).c_str(), stdout);
+            return 0;
+        }
+        return serve(args.engine);
+    } catch (const std::exception & error) {
+        std::fprintf(stderr, "llama-ai-server: %s\n", error.what());
+        return 1;
+    }
+}

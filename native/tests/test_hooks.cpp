@@ -1,0 +1,35 @@
+// Upstream's server library links without our objects, its hooks are null, and it shares our table.
+
+#include "check.h"
+#include "hooks.h"
+
+#include "common.h"
+#include "server-context.h"
+
+int llama_server(common_params & params, int argc, char ** argv);
+
+static int detached = 0;
+
+int main() {
+    CHECK(llama_server != nullptr);
+    CHECK(llama_ai::hooks.routes == nullptr);
+    CHECK(llama_ai::hooks.kv_attach == nullptr);
+    CHECK(llama_ai::hooks.kv_want == nullptr);
+    CHECK(llama_ai::hooks.kv_promote == nullptr);
+    CHECK(llama_ai::hooks.kv_snapshot == nullptr);
+    CHECK(llama_ai::hooks.kv_checkpoint == nullptr);
+    CHECK(llama_ai::hooks.kv_detach == nullptr);
+
+    // A server without a model still lets its contexts go when it is destroyed: unhooked that does
+    // nothing, hooked it must reach the function that this program set.
+    {
+        server_context unhooked;
+    }
+    CHECK(detached == 0);
+    llama_ai::hooks.kv_detach = [] { detached++; };
+    {
+        server_context hooked;
+    }
+    CHECK(detached > 0);
+    return 0;
+}
