@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from solver.types import Intent, Machine
 
 CONTEXT_LIMIT_SMALL_MOE = 65536
+LARGEST_SCORED = 131072  # the best scored context; above it a model's own limit buys nothing
 SMALL_GPU_BYTES = 32 * GIB
 CPU_PREFERRED_SHARE_PERCENT = 80
 CPU_PREFERRED_RESERVE_BYTES = 8 * GIB
@@ -111,7 +112,10 @@ def contexts(machine: Machine, model: Model, intent: Intent) -> tuple[int, ...]:
     if _is_small_for_moe(machine, model):
         limit = min(limit, CONTEXT_LIMIT_SMALL_MOE)
     fitting = [size for size in CONTEXT_POINTS if size <= limit]
-    return tuple(fitting) if fitting else (limit,)
+    if limit < LARGEST_SCORED and limit not in fitting:
+        # Trained for an odd length (40960, 128000): all of it is worth at least the size below.
+        fitting.insert(0, limit)
+    return tuple(fitting)
 
 
 def kv_types(machine: Machine, model: Model, intent: Intent) -> tuple[tuple[str, str], ...]:

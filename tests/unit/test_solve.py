@@ -76,6 +76,8 @@ def test_a_moe_on_a_small_device_is_capped_at_64k_without_f16() -> None:
 
 def test_a_short_trained_model_is_offered_its_own_context() -> None:
     assert contexts(machine(), model(n_ctx_train=8192), Intent()) == (8192,)
+    assert contexts(machine(), model(n_ctx_train=128_000), Intent()) == (128_000, 98304, 65536)
+    assert 1_048_576 not in contexts(machine(), model(n_ctx_train=1_048_576), Intent())
     assert contexts(machine(), model(n_ctx_train=8192), Intent(ctx_size=16384)) == (16384,)
 
 

@@ -1,0 +1,186 @@
+"""``llama-ai serve``: solve, build the engine if needed, start it, keep it alive."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from llama_ai.cli.options import JsonOption, ModelArgument, RootOption, serving_options
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from llama_ai.config import Settings
+    from llama_ai.settings import Value
+
+DemoOption = Annotated[bool, typer.Option("--demo", help="fetch and serve a small demo model")]
+PrintOption = Annotated[
+    bool, typer.Option("--print-profile", help="print what would be done, and exit")
+]
+FormatOption = Annotated[
+    str, typer.Option("--format", metavar="text|env|argv|json", help="form of --print-profile")
+]
+ForgetOption = Annotated[
+    bool,
+    typer.Option("--forget", help="drop what was learned from earlier failures of this model"),
+]
+
+# The words of the seed's script, so that old scripts keep working.
+ListModelsOption = Annotated[bool, typer.Option("--list-models", hidden=True)]
+ListBackendsOption = Annotated[bool, typer.Option("--list-backends", hidden=True)]
+ServerOption = Annotated[bool, typer.Option("--server", hidden=True)]
+
+
+@serving_options
+def serve(
+    context: typer.Context,
+    flags: Mapping[str, Value | None],
+    assignments: list[str],
+    model: ModelArgument = None,
+    demo: DemoOption = False,
+    print_profile: PrintOption = False,
+    form: FormatOption = "text",
+    json: JsonOption = False,
+    root: RootOption = None,
+    forget: ForgetOption = False,
+    list_models: ListModelsOption = False,
+    list_backends: ListBackendsOption = False,
+    server: ServerOption = False,
+) -> None:
+    """Serve MODEL over the OpenAI and Anthropic APIs.
+
+    Words after `--` are passed on to the engine.
+    """
+    from llama_ai.cli.pipeline import read_settings
+    from llama_ai.errors import UsageError
+
+    del server  # serving is what this command does
+    if list_models:
+        from llama_ai.cli.models import models
+
+        models(json=json)
+        return
+    if list_backends:
+        from llama_ai.cli.backends import backends
+
+        backends(json=json)
+        return
+    settings = read_settings(flags, assignments)
+    raw: tuple[str, ...] = context.obj or ()
+    if demo and model is not None:
+        raise UsageError("--demo and MODEL exclude each other")
+    if print_profile:
+        from llama_ai.cli.profile import show_profile
+
+        show_profile(
+            settings,
+            _demo_model() if demo else model,
+            raw,
+            root=root,
+            form="json" if json else form,
+        )
+        return
+    if root is not None:
+        raise UsageError("--root is for dry runs: add --print-profile")
+    if json:
+        raise UsageError(
+            "--json goes with --print-profile; a running server answers `status --json`"
+        )
+    code = _serve(settings, model, demo=demo, raw=raw, forget=forget)
+    if code:
+        raise typer.Exit(code)
+
+
+def _demo_model() -> str:
+    from llama_ai.cli import output
+    from llama_ai.models.demo import ensure_demo
+
+    with output.Progress("demo model") as progress:
+        return str(ensure_demo(progress.update))
+
+
+def _serve(
+    settings: Settings, model: str | None, *, demo: bool, raw: tuple[str, ...], forget: bool
+) -> int:
+    import asyncio
+    import signal
+
+    from llama_ai.cli import output, pipeline
+    from llama_ai.cli.shrink import Shrinker
+    from llama_ai.supervisor.ports import check_port_free
+    from llama_ai.supervisor.restart import RestartPolicy
+    from llama_ai.supervisor.state import State, claim, default_log_path, default_name
+    from llama_ai.supervisor.supervisor import InstanceSpec, supervise
+
+    # Until the supervisor takes over, TERM unwinds like Ctrl-C, so that a build's children end.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    host, port = str(settings.text("host")), settings.number("port") or 9090
+    api_key = pipeline.read_api_key(settings)
+    check_port_free(host, port)
+    if demo:
+        model = _demo_model()
+    model_name, model_path = pipeline.find_model(model, settings)
+    url = f"http://{_url_host(host)}:{port}"
+    name = default_name(port)
+    with claim(name=name, host=host, port=port, url=url, model=str(model_path)) as held:
+        facts = pipeline.detect_machine(settings, None)
+        engine = pipeline.ready_engine(settings, facts)
+        if forget:
+            pipeline.forget_lessons(facts, model_path, engine)
+        prepared = pipeline.prepare(
+            settings,
+            model_name=model_name,
+            model_path=model_path,
+            facts=facts,
+            engine=engine,
+            raw=raw,
+            verify=settings.text("fit") != "on",
+        )
+        pipeline.show_notes(prepared.built)
+        profile = prepared.profile
+        log_path = default_log_path(name)
+        output.note(
+            f"model    {profile.model_name} ({output.bytes_text(profile.model.size_bytes)})"
+        )
+        output.note(f"profile  {profile.summary}")
+        output.note(f"log      {log_path}")
+        announced = False
+
+        def show(event: Any) -> None:
+            nonlocal announced
+            if event.state is State.READY and not announced:
+                announced = True
+                output.note(f"ready    {url}  (OpenAI: {url}/v1, Anthropic: {url})")
+                return
+            output.note(event.message)
+
+        return asyncio.run(
+            supervise(
+                InstanceSpec(
+                    name=name,
+                    host=host,
+                    port=port,
+                    url=url,
+                    model_path=model_path,
+                    profile={"name": profile.model_name, "summary": profile.summary},
+                    log_path=log_path,
+                    start_timeout_s=float(settings.number("start_timeout") or 900),
+                    api_key=api_key,
+                ),
+                prepared.built.command,
+                claim=held,
+                on_event=show,
+                policy=RestartPolicy(max_identical=settings.number("max_failures") or 5),
+                next_smaller=Shrinker(prepared, settings, raw),
+            )
+        )
+
+
+def _url_host(host: str) -> str:
+    """An address that a client on this machine can use."""
+    if host in {"0.0.0.0", ""}:  # noqa: S104 - compared, not bound
+        return "127.0.0.1"
+    if host == "::":
+        return "[::1]"
+    return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -1,0 +1,61 @@
+"""After a failure that a smaller setting cures: the next smaller command, remembered."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from llama_ai.cli import output, pipeline
+from llama_ai.planning import intent_from
+from llama_ai.supervisor.learned import recall, remember
+from llama_ai.supervisor.restart import Smaller
+from solver.smaller import next_smaller
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from llama_ai.cli.pipeline import Prepared
+    from llama_ai.config import Settings
+    from llama_ai.supervisor.failures import Failure
+
+
+class Shrinker:
+    """What the supervisor calls; keeps the profile that runs now."""
+
+    def __init__(self, prepared: Prepared, settings: Settings, raw: Sequence[str]) -> None:
+        self._prepared = prepared
+        self._settings = settings
+        self._raw = raw
+        self._profile = prepared.profile
+
+    def __call__(self, failure: Failure) -> Smaller | None:
+        """The next smaller command, or ``None`` when nothing is left to lower."""
+        del failure  # every curable kind is cured by less; the order is the solver's
+        profile, engine = self._profile, self._prepared.engine
+        step = next_smaller(
+            profile.target.machine,
+            profile.solver_model,
+            intent_from(self._settings),
+            profile.intent,
+            profile.plan,
+        )
+        if step is None or engine is None:
+            return None
+        self._profile = replace(profile, intent=step.intent, plan=step.plan)
+        layout = step.plan.layout
+        lowered: dict[str, int | str] = {
+            "ubatch_size": layout.ubatch,
+            "ctx_size": layout.ctx_size,
+            "kv_cache_type": layout.kv_type_k,
+            "moe_strategy": step.plan.strategy,
+            "gpu_layers": layout.gpu_layers,
+        }
+        name = pipeline.lesson_key(self._prepared.facts, profile.model, engine)
+        lessons = {**recall(name), step.setting: lowered[step.setting]}
+        lessons.pop("label", None)
+        try:
+            remember(name, f"{profile.model_name} on {profile.target.machine.device}", lessons)
+        except OSError as error:
+            output.note(f"note: what was learned could not be kept: {error.strerror}")
+        built = pipeline.command_for(self._profile, self._settings, engine, self._raw)
+        return Smaller(command=built.command, message=step.message)

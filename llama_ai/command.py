@@ -1,0 +1,187 @@
+"""Profile + what the engine understands -> its exact command line and environment (pure).
+
+Every value that the profile decides is said explicitly, so that no default of the engine, no
+variable and no config file of another installation changes the plan.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from llama_ai.errors import EngineNotReadyError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from llama_ai.config import Settings
+    from llama_ai.planning import Profile
+
+API_KEY_VARIABLE = "LLAMA_API_KEY"  # upstream's own variable: a key in argv is public
+
+SCRUBBED_PREFIXES = ("LLAMA_ARG_",)
+SCRUBBED = frozenset(
+    {
+        API_KEY_VARIABLE,
+        "LLAMA_AI_API_KEY",
+        "LLAMA_APP_CMD",
+        "LLAMA_SERVER_CHILD_MODE",
+        "LLAMA_SERVER_ROUTER_PORT",
+        "AIP_MODE",
+        "AIP_HEALTH_ROUTE",
+        "AIP_PREDICT_ROUTE",
+        "AIP_HTTP_PORT",
+    }
+)
+"""Variables that the engine reads before its command line and that would change the plan."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What the supervisor starts: ``argv[0]`` is the program, ``env`` its whole environment."""
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built:
+    """A command and what had to be left out or taken away to make it."""
+
+    command: Command
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Word:
+    """One thing to tell the engine, in the spellings that its versions know, newest first."""
+
+    spellings: tuple[tuple[str, ...], ...]
+    needed: bool = True
+    """Whether the plan breaks without it."""
+
+
+def _say(*words: str) -> _Word:
+    return _Word(spellings=(words,))
+
+
+def _may(*words: str) -> _Word:
+    return _Word(spellings=(words,), needed=False)
+
+
+def build_command(
+    profile: Profile,
+    settings: Settings,
+    *,
+    server: str,
+    known_flags: frozenset[str] | None,
+    environ: Mapping[str, str],
+    raw: Sequence[str] = (),
+) -> Built:
+    """The engine's command line for ``profile``.
+
+    ``known_flags`` is what the binary's own ``--help`` lists (``None``: not asked, a dry run
+    without an engine). A flag that the binary lacks is left out and noted, or, where the plan would
+    break without it, refused with :class:`~llama_ai.errors.EngineNotReadyError`.
+    """
+    argv: list[str] = [server]
+    notes: list[str] = []
+    for word in _words(profile, settings):
+        chosen = next(
+            (
+                spelling
+                for spelling in word.spellings
+                if known_flags is None or spelling[0] in known_flags
+            ),
+            None,
+        )
+        if chosen is not None:
+            argv += chosen
+        elif word.needed:
+            raise EngineNotReadyError(
+                f"{server} does not know {word.spellings[0][0]}, which this plan needs",
+                hint="use our own build (leave out --engine)",
+            )
+        else:
+            notes.append(f"{word.spellings[0][0]} left out: this engine does not know it")
+    argv += raw
+    env, removed = _environment(profile, settings, environ)
+    notes += [f"{name} is not passed on: it would change the plan" for name in removed]
+    notes += [
+        f"{kept.name}={kept.value} is yours and stays" + (f" ({kept.note})" if kept.note else "")
+        for kept in profile.target.child_env.kept
+    ]
+    return Built(command=Command(argv=tuple(argv), env=env), notes=tuple(notes))
+
+
+def plan_environment(profile: Profile) -> dict[str, str]:
+    """The variables that the plan adds to the child's environment (no secrets)."""
+    return dict(profile.target.child_env.set)
+
+
+def _words(profile: Profile, settings: Settings) -> list[_Word]:
+    plan, layout = profile.plan, profile.plan.layout
+    device = profile.target.device
+    engine_fits = settings.text("fit") == "on"
+    words = [
+        _say("--model", str(profile.model_path)),
+        _may("--alias", settings.text("alias") or profile.model_name),
+        _say("--host", settings.text("host") or "127.0.0.1"),
+        _say("--port", str(settings.number("port"))),
+        _say("--ctx-size", str(layout.ctx_size)),
+        _say("--cache-type-k", layout.kv_type_k),
+        _say("--cache-type-v", layout.kv_type_v),
+        _say("--flash-attn", "on" if layout.flash_attn else "off"),
+        _say("--batch-size", str(layout.batch)),
+        _say("--ubatch-size", str(layout.ubatch)),
+        _say("--threads", str(plan.threads)),
+        _say("--threads-batch", str(plan.threads_batch)),
+        _say("--parallel", str(layout.n_parallel)),
+        _may("--kv-unified" if layout.kv_unified else "--no-kv-unified"),
+        _Word(
+            spellings=(
+                ("--load-mode", layout.load_mode),
+                ("--mmap" if layout.load_mode == "mmap" else "--no-mmap",),
+            ),
+            needed=False,
+        ),
+        _say("--device", device.name if device else "none"),
+        _may("--fit", "on" if engine_fits else "off"),
+    ]
+    if not engine_fits:
+        # The engine's own fitting gives up when the layers are named.
+        words.append(_say("--gpu-layers", str(layout.gpu_layers)))
+        if layout.n_cpu_moe:
+            words.append(_say("--n-cpu-moe", str(layout.n_cpu_moe)))
+    if not layout.repack:
+        words.append(_say("--no-repack"))
+    words += [
+        _may("--cache-ram", str(plan.cache_ram_mib)),
+        _may("--no-context-shift"),
+        _may("--jinja"),
+        _may("--metrics"),
+        _may("--slots"),
+        _may("--no-ui"),
+        _may("--cors-origins", settings.text("cors_origins") or "localhost"),
+        _may("--offline"),
+    ]
+    if profile.model.reasons:
+        words.append(_may("--reasoning-budget", str(settings.number("reasoning_budget"))))
+        if settings.switch("preserve_reasoning"):
+            words.append(_may("--reasoning-preserve"))
+    key_file = settings.text("api_key_file")
+    if key_file is not None:
+        words.append(_say("--api-key-file", key_file))
+    return words
+
+
+def _environment(
+    profile: Profile, settings: Settings, environ: Mapping[str, str]
+) -> tuple[dict[str, str], list[str]]:
+    removed = [name for name in environ if name in SCRUBBED or name.startswith(SCRUBBED_PREFIXES)]
+    env = {name: value for name, value in environ.items() if name not in removed}
+    env.update(profile.target.child_env.set)
+    key = settings.text("api_key")
+    if key is not None:
+        env[API_KEY_VARIABLE] = key
+    return env, sorted(name for name in removed if not name.startswith("LLAMA_AI_"))

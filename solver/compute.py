@@ -1,0 +1,249 @@
+"""Buffers for intermediate results, by side."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from solver.blocks import Sketch
+from solver.cache import KV_BLOCKS, context_per_sequence, effective_ubatch, padded
+from solver.graph import Graph
+
+if TYPE_CHECKING:
+    from solver.model import Block, Model
+    from solver.placement import Placement
+    from solver.types import Layout
+
+_DEVICE_CHUNK_BYTES: Final = 1 << 30
+"""Vulkan allocates no larger buffer at once."""
+
+_SELECTED_RATIO: Final = 4
+
+_SMALL: Final = 64
+"""Bytes a token for the small inputs (ids, positions, cache indices, output rows)."""
+
+
+def compute_bytes(model: Model, layout: Layout, place: Placement) -> tuple[int, int]:
+    """Peak of the intermediate results on the device and on the host."""
+    shape = _Shape(model, layout, place)
+    if not place.any_on_gpu:
+        return 0, shape.whole_on_host()
+    return shape.device(), shape.host_beside_device()
+
+
+def draft_compute_bytes(model: Model, layout: Layout, place: Placement) -> tuple[int, int]:
+    """The same for the context of the model's own NextN layers."""
+    shape = _Shape(model, layout, place, draft=True)
+    if not place.any_on_gpu:
+        return 0, shape.whole_on_host()
+    return shape.device(), shape.host_beside_device()
+
+
+class _Shape:
+    """Sizes of the inputs of one forward pass, and the passes over the blocks."""
+
+    def __init__(
+        self, model: Model, layout: Layout, place: Placement, *, draft: bool = False
+    ) -> None:
+        self.model = model
+        self.layout = layout
+        self.place = place
+        self.draft = draft
+        self.compressed_cells: dict[str, int] = {}
+        self.tokens = effective_ubatch(layout)
+        self.flash = layout.flash_attn and model.flash_attn
+        context = context_per_sequence(layout)
+        unified = layout.kv_unified
+        self.streams = 1 if unified else layout.n_parallel
+        shared = unified and model.sparse != "compressed"
+        window = model.n_swa * (layout.n_parallel if shared else 1) + self.tokens
+        sliding = context if layout.swa_full else padded(min(context, window))
+        self.cells = {False: context, True: sliding}
+        kinds = {
+            model.blocks[cache.layer].sliding
+            for cache in model.caches
+            if model.blocks[cache.layer].nextn == draft and not cache.indexer
+        }
+        if not model.causal:
+            self.cells = {False: self.tokens, True: self.tokens}
+            kinds = {False, *(block.sliding for block in model.blocks)}
+        mask_type = 2 if self.flash else 4
+        per_stream = self.tokens // self.streams if model.causal else self.tokens
+        self.mask_bytes = {
+            kind: mask_type * self.cells[kind] * per_stream * (self.streams if model.causal else 1)
+            for kind in sorted(kinds)
+        }
+        self.more_masks = self._more_masks(context, mask_type) if not draft else {}
+        quantized = KV_BLOCKS[layout.kv_type_k][0] > 1 or KV_BLOCKS[layout.kv_type_v][0] > 1
+        self.host_bytes = 0
+        self.repeats = 4 if layout.n_cpu_moe else 2
+        self.rotations = self._rotations() if quantized and model.caches else 0
+
+    def _more_masks(self, context: int, mask_type: int) -> dict[str, int]:
+        """Bytes of the masks beside those of the attention cache itself."""
+        kind = self.model.sparse
+        if kind == "selected":
+            return {"indexer": self.mask_bytes[False]}
+        if kind != "compressed":
+            return {}
+        ratios = {c.ratio for c in self.model.caches if c.kind == "compressed"}
+        rows = {ratio: padded(max(1, -(-context // ratio))) for ratio in ratios}
+        names = {4: ("selected", "indexer"), 128: ("all",)}
+        self.compressed_cells = {
+            name: rows[ratio] for ratio in sorted(ratios) for name in names.get(ratio, ())
+        }
+        return {
+            name: mask_type * count * self.tokens for name, count in self.compressed_cells.items()
+        }
+
+    def _rotations(self) -> int:
+        """Bytes of the matrices that a quantized cache is rotated by."""
+        heads = {self.model.blocks[c.layer].head_k for c in self.model.caches if not c.indexer}
+        if len(heads) != 1 or self.model.mla:
+            return 0
+        size, head = 64, heads.pop()
+        if head % size:
+            return 0
+        while head % (2 * size) == 0:
+            size *= 2
+        return 4 * (size * size + 64 * 64)
+
+    def _blocks(self) -> list[Block]:
+        """Two of each distinct kind, in order: the peak does not depend on how often they recur."""
+        seen: dict[object, int] = {}
+        chosen: list[Block] = []
+        for block in self.model.blocks:
+            if block.nextn != self.draft:
+                continue
+            host_experts = block.index < self.layout.n_cpu_moe
+            key = (
+                tuple(
+                    (name, shape, size if host_experts and "_exps" in name else 0)
+                    for name, shape, size in block.tensors
+                ),
+                block.sliding,
+                block.recurrent,
+                block.n_head,
+                host_experts,
+            )
+            seen[key] = seen.get(key, 0) + 1
+            if seen[key] <= self.repeats:
+                chosen.append(block)
+        return chosen
+
+    def _zeros(self, graph: Graph) -> list[int]:
+        """Tables of zeros that selecting attention needs, one a block, all from the start."""
+        model = self.model
+        if model.sparse == "selected":
+            count = sum(1 for b in model.blocks if b.nextn == self.draft and not b.sliding)
+            size = 4 * min(model.indexer_top_k, self.cells[False])
+        elif "selected" in self.compressed_cells:
+            count = sum(1 for c in model.caches if c.ratio == _SELECTED_RATIO) // 2
+            size = 2 * min(model.indexer_top_k, self.compressed_cells["selected"])
+        else:
+            return []
+        return [graph.input(size * self.tokens) for _ in range(count)]
+
+    def _embedding(self) -> int:
+        return 4 * self.model.n_embd * self.tokens
+
+    def _sketch(self, graph: Graph, *, on_gpu: bool) -> Sketch:
+        return Sketch(
+            graph,
+            self.model,
+            tokens=self.tokens,
+            sequences=self.layout.n_parallel,
+            rotated=self.rotations > 0,
+            flash=self.flash,
+            cells=self.cells,
+            device=on_gpu,
+        )
+
+    def _masks(self, graph: Graph) -> dict[bool, int]:
+        return {kind: graph.input(size) for kind, size in self.mask_bytes.items()}
+
+    def _per_layer_input(self) -> int:
+        """Bytes of the per-layer embeddings of a ubatch, gathered on the host."""
+        model = self.model
+        layers = model.n_layer - model.n_layer_nextn
+        return 4 * model.per_layer_embedding * layers * self.tokens
+
+    def _walk(self, sketch: Sketch, start: int, *, on_gpu: bool) -> None:
+        """All blocks, then the output."""
+        graph, model = sketch.graph, self.model
+        current = start
+        if model.hyper_connections:
+            current = graph.add(model.hyper_connections * self._embedding(), start)
+        sketch.more_masks = {name: graph.input(size) for name, size in self.more_masks.items()}
+        sketch.compressed_cells = self.compressed_cells
+        sketch.zeros = self._zeros(graph)
+        for block in self._blocks():
+            host_experts = on_gpu and block.index < self.layout.n_cpu_moe
+            current = sketch.add(block, current, host_experts=host_experts)
+        rows = graph.add(4 * model.n_embd_out * self.layout.n_parallel, current)
+        graph.add(4 * model.n_vocab * self.layout.n_parallel, rows)
+
+    def whole_on_host(self) -> int:
+        """Everything in one buffer."""
+        graph = Graph()
+        sketch = self._sketch(graph, on_gpu=False)
+        graph.input(_SMALL * self.tokens + self.rotations)
+        graph.input(self._embedding())  # for prompts that are embeddings already; never freed
+        sketch.masks = self._masks(graph)
+        sketch.embedding = start = graph.add(self._embedding())
+        sketch.per_layer_input = graph.add(self._per_layer_input())
+        self._walk(sketch, start, on_gpu=False)
+        return graph.peak_bytes()
+
+    def device(self) -> int:
+        """Copies of the inputs, and the results of the blocks."""
+        graph = Graph()
+        sketch = self._sketch(graph, on_gpu=True)
+        sketch.embedding = start = graph.input(self._embedding())
+        sketch.per_layer_input = graph.input(self._per_layer_input())
+        graph.input(_SMALL * self.tokens + self.rotations)
+        sketch.masks_behind = self._last_host_experts_before_attention()
+        if sketch.masks_behind is None:
+            sketch.masks = self._masks(graph)
+        else:
+            sketch.make_masks = lambda: self._masks_later(graph)
+        self._walk(sketch, start, on_gpu=True)
+        self.host_bytes = sketch.host_bytes
+        return graph.peak_bytes(_DEVICE_CHUNK_BYTES)
+
+    def _last_host_experts_before_attention(self) -> int | None:
+        """The block behind whose expert weights the masks come, if not at the start.
+
+        The pass is cut at each weight that is copied over; a mask is copied with the first piece
+        that needs it.
+        """
+        last = None
+        for block in self._blocks():
+            if has_cache(self.model, block):
+                return last
+            if (
+                block.index < self.layout.n_cpu_moe
+                and self.model.layer_weights[block.index].experts.total_bytes
+            ):
+                last = block.index
+        return None
+
+    def _masks_later(self, graph: Graph) -> dict[bool, int]:
+        return {kind: graph.add(size) for kind, size in self.mask_bytes.items()}
+
+    def host_beside_device(self) -> int:
+        """The inputs, and the embedding of the tokens."""
+        return (
+            sum(self.mask_bytes.values())
+            + sum(self.more_masks.values())
+            + 2 * self._embedding()
+            + self._per_layer_input()
+            + _SMALL * self.tokens
+            + self.rotations
+            + self.host_bytes
+        )
+
+
+def has_cache(model: Model, block: Block) -> bool:
+    """Whether a block reads an attention cache, its own or another's."""
+    has_own = any(cache.layer == block.index for cache in model.caches)
+    return has_own or any(name.startswith("attn_q.") for name, _, _ in block.tensors)

@@ -1,0 +1,98 @@
+"""How many bytes a layout takes on the device and on the host.
+
+:func:`estimate` adds up what the engine allocates: weights (exactly, tensor by tensor), the
+attention cache and recurrent state (exactly, in the engine's padding), the buffers for intermediate
+results (a model of them, see :mod:`solver.compute`), a draft's context, the projector, and the
+process itself. It is checked against the engine's own measurement, see
+``benchmarks/memory_accuracy.py``.
+"""
+
+from __future__ import annotations
+
+from solver.cache import cache_bytes
+from solver.compute import compute_bytes, draft_compute_bytes
+from solver.model import Model, Weights
+from solver.placement import Placement
+from solver.types import Components, Layout, Memory
+
+HOST_ALIGNMENT = 32
+"""Of the CPU's buffers."""
+PINNED_HOST_ALIGNMENT = 64
+"""Of host memory that a device can read; the engine uses it for the host's part beside a device."""
+DEVICE_ALIGNMENT = 16
+"""Of Vulkan buffers on Mesa (RADV asks for less; the difference is a few bytes a tensor)."""
+
+
+def estimate(model: Model, layout: Layout) -> Memory:
+    """Bytes on the device and on the host. Pure: the same input gives the same answer."""
+    place = Placement(model, layout)
+    gpu_weights, host_weights = weight_bytes(model, layout, place)
+    main = cache_bytes(model, layout, place)
+    gpu_compute, host_compute = compute_bytes(model, layout, place)
+    gpu_draft = host_draft = 0
+    if place.mtp:
+        draft = cache_bytes(model, layout, place, draft=True)
+        gpu_draft, host_draft = draft_compute_bytes(model, layout, place)
+        gpu_draft += draft.gpu_kv
+        host_draft += draft.host_kv
+    return Memory(
+        gpu=Components(
+            weights_bytes=gpu_weights,
+            kv_bytes=main.gpu_kv,
+            recurrent_bytes=main.gpu_state,
+            compute_bytes=gpu_compute,
+            draft_bytes=gpu_draft,
+            projector_bytes=model.projector_bytes if place.any_on_gpu else 0,
+        ),
+        host=Components(
+            weights_bytes=host_weights,
+            kv_bytes=main.host_kv,
+            recurrent_bytes=main.host_state,
+            compute_bytes=host_compute,
+            draft_bytes=host_draft,
+            projector_bytes=0 if place.any_on_gpu else model.projector_bytes,
+            overhead_bytes=overhead_bytes(model),
+        ),
+    )
+
+
+def overhead_bytes(model: Model) -> int:
+    """The process without model and context: code, vocabulary, HTTP server.
+
+    Measured: about 60 MiB, and 250 bytes for each token of the vocabulary (text, score, two maps).
+    """
+    return (60 << 20) + 250 * model.n_vocab
+
+
+def weight_bytes(model: Model, layout: Layout, place: Placement) -> tuple[int, int]:
+    """Weights on the device and on the host."""
+    host_alignment = PINNED_HOST_ALIGNMENT if place.any_on_gpu else HOST_ALIGNMENT
+    gpu = host = 0
+
+    def add(weights: Weights, *, on_gpu: bool, experts_on_gpu: bool) -> None:
+        nonlocal gpu, host
+        for tensors, there in ((weights.dense, on_gpu), (weights.experts, experts_on_gpu)):
+            if there:
+                gpu += tensors.padded_bytes(DEVICE_ALIGNMENT)
+            else:
+                host += tensors.padded_bytes(host_alignment)
+        host += weights.pinned.padded_bytes(HOST_ALIGNMENT)
+
+    add(model.input, on_gpu=False, experts_on_gpu=False)
+    add(model.output, on_gpu=place.output_on_gpu, experts_on_gpu=place.output_on_gpu)
+    if model.tied and place.output_on_gpu:
+        gpu += model.tied_output.padded_bytes(DEVICE_ALIGNMENT)
+    elif model.tied and model.tied_repacks and layout.repack:
+        host += model.tied_output.padded_bytes(HOST_ALIGNMENT)
+    for index, weights in enumerate(model.layer_weights):
+        if place.loads(index):
+            add(
+                weights,
+                on_gpu=place.on_gpu(index),
+                experts_on_gpu=place.on_gpu(index) and index >= layout.n_cpu_moe,
+            )
+    if place.any_layer_on_gpu:
+        gpu += model.once_per_side.padded_bytes(DEVICE_ALIGNMENT)
+    if place.any_layer_on_host:
+        host += model.once_per_side.padded_bytes(host_alignment)
+    return gpu, host

@@ -1,0 +1,146 @@
+"""Sketches of what takes the place of attention in recurrent blocks. See :mod:`solver.blocks`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from solver.blocks import Sketch
+
+
+def _state(sketch: Sketch, values: int) -> int:
+    return sketch.graph.add(4 * values * sketch.sequences)
+
+
+def _state_values(sketch: Sketch) -> int:
+    return next(
+        (s.sequence_bytes // 4 for s in sketch.model.states if s.layer == sketch.block.index), 0
+    )
+
+
+def delta_net(sketch: Sketch, norm: int) -> int:
+    """Gated delta net (Qwen3-Next, Qwen3.5): one projection, convolution, fused recurrence."""
+    kernel, channels = sketch.tensors["ssm_conv1d.weight"][0][:2]
+    inner = sketch.tensors["ssm_out.weight"][0][0]
+    heads = sketch.tensors["ssm_a"][0][0]
+    keys = (channels - inner) // 2
+    past = _state(sketch, (kernel - 1) * channels)
+    mixed = sketch.make(sketch.rows("attn_qkv"), norm)
+    whole = sketch.graph.add(
+        4 * channels * (sketch.tokens + (kernel - 1) * sketch.sequences), past, mixed
+    )
+    state = _state(sketch, max(_state_values(sketch) - (kernel - 1) * channels, 0))
+    convolved = sketch.over(channels, sketch.make(channels, whole))
+    query = sketch.make(keys, convolved)
+    key = sketch.make(keys, convolved)
+    gate = sketch.over(heads, sketch.make(heads, norm))
+    beta = sketch.over(heads, sketch.make(heads, norm))
+    z = sketch.make(inner, norm) if sketch.device else None  # brought forward
+    out = sketch.graph.add(
+        4 * inner * sketch.tokens + sketch.graph.size_of(state),
+        query,
+        key,
+        convolved,
+        gate,
+        beta,
+        state,
+    )
+    sketch.graph.add(0, out)
+    normed = sketch.make(inner, out)
+    z = _position(sketch, inner, sketch.make(inner, norm) if z is None else z)
+    return sketch.make(sketch.model.n_embd, sketch.over(inner, normed, z))
+
+
+def _position(sketch: Sketch, width: int, source: int) -> int:
+    """An operation on a reshaped result: written over it by the host, not by a device."""
+    return sketch.make(width, source) if sketch.device else sketch.over(width, source)
+
+
+def kimi_delta(sketch: Sketch, norm: int) -> int:
+    """Kimi delta attention: three short convolutions, fused recurrence, low-rank gates."""
+    kernel = sketch.tensors["ssm_conv1d_q.weight"][0][0]
+    width = sketch.rows("attn_q")
+    past = _state(sketch, 3 * (kernel - 1) * width)
+    wholes = []
+    for name in ("attn_q", "attn_k", "attn_v"):
+        projected = sketch.make(sketch.rows(name), norm)
+        wholes.append(
+            sketch.graph.add(
+                4 * width * (sketch.tokens + (kernel - 1) * sketch.sequences), past, projected
+            )
+        )
+    state = _state(sketch, max(_state_values(sketch) - 3 * (kernel - 1) * width, 0))
+    query, key, value = (_position(sketch, width, sketch.make(width, whole)) for whole in wholes)
+    query, key = sketch.make(width, query), sketch.make(width, key)
+    gate = _position(sketch, width, sketch.make(width, sketch.make(width, norm)))
+    beta = sketch.make(sketch.block.n_head, norm)
+    early = sketch.make(width, sketch.make(width, norm)) if sketch.device else None
+    out = sketch.graph.add(
+        4 * width * sketch.tokens + sketch.graph.size_of(state),
+        query,
+        key,
+        value,
+        gate,
+        beta,
+        state,
+    )
+    sketch.graph.add(0, out)
+    scanned = sketch.make(width, out)
+    normed = sketch.make(width, scanned)
+    second = sketch.make(width, sketch.make(width, norm)) if early is None else early
+    second = _position(sketch, width, second)
+    gated = sketch.make(width, sketch.over(width, normed, second))
+    return sketch.make(sketch.model.n_embd, gated)
+
+
+def mamba(sketch: Sketch, norm: int) -> int:
+    """Selective scan, Mamba-1 (``ssm_x``) or Mamba-2."""
+    kernel, channels = sketch.tensors["ssm_conv1d.weight"][0][:2]
+    inner = sketch.tensors["ssm_out.weight"][0][0]
+    past = _state(sketch, (kernel - 1) * channels)
+    projected = sketch.make(sketch.rows("ssm_in"), norm)
+    whole = sketch.graph.add(
+        4 * channels * (sketch.tokens + (kernel - 1) * sketch.sequences), past, projected
+    )
+    convolved = sketch.over(channels, sketch.make(channels, whole))
+    values = _state_values(sketch) - (kernel - 1) * channels
+    scanned_bytes = 4 * (inner * sketch.tokens + values * sketch.sequences)
+    if sketch.has("ssm_x"):
+        mixed = sketch.make(sketch.rows("ssm_x"), convolved)
+        rank = sketch.tensors["ssm_dt.weight"][0][0]
+        step = sketch.make(rank, mixed)
+        step = sketch.over(inner, sketch.make(inner, step))
+        sources = (convolved, step, mixed)
+        if sketch.device:
+            # No device operation: the host scans, and the result is copied back.
+            sketch.host_bytes = max(
+                sketch.host_bytes,
+                scanned_bytes + 4 * sketch.tokens * (2 * inner + sketch.rows("ssm_x")),
+            )
+    else:
+        heads = sketch.tensors["ssm_a"][0][-1]
+        step = sketch.over(heads, sketch.make(heads, projected))
+        sources = (convolved, step)
+    scanned = sketch.graph.add(scanned_bytes, *sources)
+    sketch.graph.add(0, scanned)
+    z = sketch.make(inner, projected)
+    skip = sketch.make(inner, convolved)
+    added = sketch.make(inner, scanned, skip)
+    out = sketch.make(inner, z, added)
+    if sketch.has("ssm_norm"):
+        out = sketch.over(inner, out)
+    return sketch.make(sketch.model.n_embd, out)
+
+
+def short_convolution(sketch: Sketch, norm: int) -> int:
+    """A gated short convolution (LFM2)."""
+    width = sketch.model.n_embd
+    kernel = sketch.tensors["shortconv.conv.weight"][0][0]
+    both = sketch.make(3 * width, norm)
+    product = sketch.make(width, both)
+    state = _state(sketch, (kernel - 1) * width)
+    whole = sketch.graph.add(
+        4 * width * (sketch.tokens + (kernel - 1) * sketch.sequences), state, product
+    )
+    convolved = sketch.make(width, whole)
+    return sketch.make(width, sketch.make(width, both, convolved))
