@@ -159,6 +159,8 @@ def _words(profile: Profile, settings: Settings) -> list[_Word]:
         _may("--cache-ram", str(plan.cache_ram_mib)),
         _may("--no-context-shift"),
         _may("--jinja"),
+        # Only from this level on does the engine say where the layers went; a few lines a request.
+        _may("--verbosity", "4"),
         _may("--metrics"),
         _may("--slots"),
         _may("--no-ui"),

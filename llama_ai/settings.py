@@ -266,6 +266,11 @@ SETTINGS: tuple[Setting, ...] = (
         engine_flag="--device",
         help="the engine's name of the device to use (Vulkan0)",
     ),
+    Setting(
+        name="gpu",
+        kind="str",
+        help="which GPU to plan for: card0, a PCI slot, vendor:device, integrated or discrete",
+    ),
     Setting(name="engine", kind="path", help="serve with this llama-server instead of our build"),
     Setting(
         name="hardware_tier",

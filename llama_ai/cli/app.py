@@ -63,6 +63,7 @@ def _register(name: str, command: Callable[..., None]) -> None:
 def _register_all() -> None:
     from llama_ai.cli.backends import backends
     from llama_ai.cli.build import build
+    from llama_ai.cli.doctor import doctor
     from llama_ai.cli.logs import logs
     from llama_ai.cli.models import models
     from llama_ai.cli.profile import profile
@@ -77,6 +78,7 @@ def _register_all() -> None:
     _register("pull", pull)
     _register("build", build)
     _register("backends", backends)
+    _register("doctor", doctor)
     _register("status", status)
     _register("stop", stop)
     _register("logs", logs)

@@ -60,21 +60,17 @@ def doctor(json: JsonOption = False, root: RootOption = None) -> None:
 
 def examine(root: Root, settings: Settings) -> tuple[HardwareFacts, Budgets, list[Check]]:
     """Gather facts and run the checks; those of engine, paths and port only on the live machine."""
+    from llama_ai.cli.pipeline import overrides_from
     from llama_ai.hardware.access import render_access
     from llama_ai.hardware.budgets import budgets
     from llama_ai.hardware.childenv import child_env
     from llama_ai.hardware.detect import detect
     from llama_ai.hardware.doctor import machine_checks
-    from llama_ai.hardware.facts import parse_overrides
     from llama_ai.hardware.software import read_software
 
     facts = detect(
         root,
-        parse_overrides(
-            hardware_tier=settings.text("hardware_tier"),
-            is_strix_halo=settings.switch("is_strix_halo"),
-            gfx_version=settings.text("gfx_version"),
-        ),
+        overrides_from(settings),
     )
     known = budgets(facts)
     # Another machine's user had another environment, which a recording does not hold.

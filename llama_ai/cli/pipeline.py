@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llama_ai.config import Settings
     from llama_ai.engine.capabilities import EngineInfo
     from llama_ai.gguf.facts import ModelFacts
-    from llama_ai.hardware.facts import HardwareFacts
+    from llama_ai.hardware.facts import HardwareFacts, Overrides
     from llama_ai.planning import EngineDevice, Profile
     from llama_ai.settings import Value
     from solver.types import Layout, Rejected
@@ -112,18 +112,25 @@ def find_model(word: str | None, settings: Settings) -> tuple[str, Path]:
 def detect_machine(settings: Settings, root: str | None) -> HardwareFacts:
     """This machine's facts, or those of a recorded one; the user's overrides applied."""
     from llama_ai.hardware.detect import detect
-    from llama_ai.hardware.facts import parse_overrides
     from llama_ai.hardware.root import Root, open_root
 
-    overrides = parse_overrides(
-        hardware_tier=settings.text("hardware_tier"),
-        is_strix_halo=settings.switch("is_strix_halo"),
-        gfx_version=settings.text("gfx_version"),
-    )
+    overrides = overrides_from(settings)
     if root is None:
         return detect(Root("/"), overrides)
     with open_root(root) as recorded:
         return detect(recorded, overrides)
+
+
+def overrides_from(settings: Settings) -> Overrides:
+    """What the user says about the machine."""
+    from llama_ai.hardware.facts import parse_overrides
+
+    return parse_overrides(
+        hardware_tier=settings.text("hardware_tier"),
+        is_strix_halo=settings.switch("is_strix_halo"),
+        gfx_version=settings.text("gfx_version"),
+        gpu=settings.text("gpu"),
+    )
 
 
 def ready_engine(settings: Settings, facts: HardwareFacts) -> EngineInfo:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,9 +10,15 @@ from llama_ai.cli.options import JsonOption, ModelArgument, RootOption, serving_
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
+    from llama_ai.cli.pipeline import Prepared
     from llama_ai.config import Settings
+    from llama_ai.errors import LlamaAiError
     from llama_ai.settings import Value
+    from llama_ai.supervisor.state import Event
+
+START_MARK = "--- llama-ai: start"
 
 DemoOption = Annotated[bool, typer.Option("--demo", help="fetch and serve a small demo model")]
 PrintOption = Annotated[
@@ -110,7 +116,7 @@ def _serve(
     from llama_ai.cli.shrink import Shrinker
     from llama_ai.supervisor.ports import check_port_free
     from llama_ai.supervisor.restart import RestartPolicy
-    from llama_ai.supervisor.state import State, claim, default_log_path, default_name
+    from llama_ai.supervisor.state import claim, default_log_path, default_name
     from llama_ai.supervisor.supervisor import InstanceSpec, supervise
 
     # Until the supervisor takes over, TERM unwinds like Ctrl-C, so that a build's children end.
@@ -145,17 +151,8 @@ def _serve(
         )
         output.note(f"profile  {profile.summary}")
         output.note(f"log      {log_path}")
-        announced = False
-
-        def show(event: Any) -> None:
-            nonlocal announced
-            if event.state is State.READY and not announced:
-                announced = True
-                output.note(f"ready    {url}  (OpenAI: {url}/v1, Anthropic: {url})")
-                return
-            output.note(event.message)
-
-        return asyncio.run(
+        show = _Announcer(url, log_path, prepared)
+        code = asyncio.run(
             supervise(
                 InstanceSpec(
                     name=name,
@@ -175,6 +172,54 @@ def _serve(
                 next_smaller=Shrinker(prepared, settings, raw),
             )
         )
+        if show.failed is not None:
+            raise show.failed
+        return code
+
+
+class _Announcer:
+    """Prints the supervisor's events; at the first "ready" the URL, and whether the plan runs."""
+
+    def __init__(self, url: str, log_path: Path, prepared: Prepared) -> None:
+        self._url = url
+        self._log_path = log_path
+        self._prepared = prepared
+        self._announced = False
+        self.failed: LlamaAiError | None = None
+
+    def __call__(self, event: Event) -> None:
+        from llama_ai.cli import output
+        from llama_ai.supervisor.state import State
+
+        if event.state is not State.READY or self._announced:
+            output.note(event.message)
+            return
+        self._announced = True
+        output.note(f"ready    {self._url}  (OpenAI: {self._url}/v1, Anthropic: {self._url})")
+        self._check_the_start()
+
+    def _check_the_start(self) -> None:
+        """Stop what serves from the CPU although the plan is for the GPU: that is no detail."""
+        import os
+        import signal
+
+        from llama_ai.cli.start_check import say, start_check
+        from llama_ai.errors import EngineNotReadyError
+        from llama_ai.supervisor.tail import last_lines
+
+        lines = last_lines(self._log_path, 2000).decode(errors="replace").splitlines()
+        starts = [index for index, line in enumerate(lines) if line.startswith(START_MARK)]
+        checks = start_check(
+            self._prepared.profile, self._prepared.facts, lines[starts[-1] if starts else 0 :]
+        )
+        say(checks)
+        bad = next((check for check in checks if check.status == "FAIL"), None)
+        if bad is not None:
+            self.failed = EngineNotReadyError(
+                f"expected that {bad.expected}, but {bad.observed}",
+                hint=bad.hint or "--backend cpu serves from the CPU on purpose",
+            )
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _url_host(host: str) -> str:
