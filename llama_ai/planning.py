@@ -432,4 +432,12 @@ def _machine(
         cores_physical=facts.cpu.cores_physical or facts.cpu.cores_logical or 1,
         cores_logical=facts.cpu.cores_logical or facts.cpu.cores_physical or 1,
         on_ac=facts.power.on_ac,
+        bandwidth_bytes_s=_scaled(facts.gpu.bandwidth_gb_s, 1e9) if facts.gpu else None,
+        prefill_flops=(
+            _scaled(facts.gpu.prefill_tflops, 1e12) if facts.gpu and gpu_bytes is not None else None
+        ),
     )
+
+
+def _scaled(figure: float | None, unit: float) -> float | None:
+    return None if figure is None else figure * unit

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from solver.candidates import Candidate, candidates, layout, prefers_cpu, strategy_groups
 from solver.memory import estimate
 from solver.score import score
+from solver.speed import speed
 from solver.types import GIB, MIB, Infeasible, Memory, Plan, Reason, Rejected
 
 if TYPE_CHECKING:
@@ -239,6 +240,7 @@ def _plan(
         cache_ram_mib=cache_mib,
         score=candidate.score,
         memory=memory,
+        speed=speed(machine, model, memory),
         reasons=_reasons(machine, model, intent, candidate, cache_mib, threads, threads_batch),
         rejected=tuple(rejected),
     )

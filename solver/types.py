@@ -63,6 +63,10 @@ class Machine:
     cores_physical: int
     cores_logical: int
     on_ac: bool | None
+    bandwidth_bytes_s: float | None = None
+    """Nominal memory bandwidth; for the estimate of speed only."""
+    prefill_flops: float | None = None
+    """Arithmetic operations a second that prompt reading reaches; likewise."""
     residency: bool = False
     """The engine can keep a part of the experts in memory and read the others from disk."""
 
@@ -148,6 +152,17 @@ class Memory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Speed:
+    """An estimate in tokens a second, shown and never scored; ``None`` where nothing is known."""
+
+    decode_tokens_s: float | None
+    """At most: bytes that a token needs over nominal memory bandwidth, the context empty."""
+    decode_full_tokens_s: float | None
+    """The same with the context full."""
+    prefill_tokens_s: float | None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Reason:
     """Why one setting has its value."""
 
@@ -177,6 +192,7 @@ class Plan:
     cache_ram_mib: int
     score: int
     memory: Memory
+    speed: Speed
     reasons: tuple[Reason, ...]
     rejected: tuple[Rejected, ...]
 

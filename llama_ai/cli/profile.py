@@ -127,6 +127,7 @@ def _text(prepared: Prepared) -> None:
     )
     output.line()
     _text_memory(prepared)
+    _text_speed(prepared)
     if profile.over is not None:
         output.line()
         output.line(
@@ -143,6 +144,21 @@ def _text(prepared: Prepared) -> None:
             )
         if len(plan.rejected) > 6:
             output.line(f"  and {len(plan.rejected) - 6} more")
+
+
+def _text_speed(prepared: Prepared) -> None:
+    speed = prepared.profile.plan.speed
+    parts = []
+    if speed.decode_tokens_s is not None and speed.decode_full_tokens_s is not None:
+        parts.append(
+            f"generation at most {speed.decode_tokens_s:.0f} tokens/s, "
+            f"{speed.decode_full_tokens_s:.0f} with the context full"
+        )
+    if speed.prefill_tokens_s is not None:
+        parts.append(f"prompt about {speed.prefill_tokens_s:.0f} tokens/s")
+    if parts:
+        output.line()
+        output.line("estimate, from nominal figures: " + "; ".join(parts))
 
 
 _PARTS = (
@@ -272,6 +288,11 @@ def _json(prepared: Prepared) -> None:
                 "score": plan.score,
             },
             "fits": profile.over is None,
+            "estimate": {
+                "decode_tokens_s": _rounded(plan.speed.decode_tokens_s),
+                "decode_full_tokens_s": _rounded(plan.speed.decode_full_tokens_s),
+                "prefill_tokens_s": _rounded(plan.speed.prefill_tokens_s),
+            },
             "memory": {
                 "gpu": _side(plan.memory.gpu, machine.gpu_budget_bytes),
                 "host": _side(plan.memory.host, machine.host_budget_bytes),
@@ -283,6 +304,10 @@ def _json(prepared: Prepared) -> None:
             "env": plan_environment(profile),
         },
     )
+
+
+def _rounded(figure: float | None) -> float | None:
+    return None if figure is None else round(figure, 1)
 
 
 def _side(side: Components, budget_bytes: int | None) -> dict[str, int | None]:

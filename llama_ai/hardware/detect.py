@@ -112,6 +112,8 @@ def _named(
         render_node=gpu.render_node or (node.render_node if node else None),
         kfd_pool_bytes=node.pool_bytes if node else None,
         kfd_index=nodes.index(node) if node else None,
+        bandwidth_gb_s=device.bandwidth_gb_s if device else None,
+        prefill_tflops=device.prefill_tflops if device else None,
         vk_nodes_per_submit=device.vk_nodes_per_submit if device else None,
     )
 

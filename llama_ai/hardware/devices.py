@@ -33,6 +33,10 @@ class Device:
     generation: str
     gfx: str
     vk_nodes_per_submit: int
+    bandwidth_gb_s: float | None
+    """Nominal memory bandwidth in 10^9 bytes a second; ``None``: not in the table."""
+    prefill_tflops: float | None
+    """Arithmetic that prompt reading reached on it, in 10^12 operations a second."""
     names: Mapping[str, str]
     """PCI revision -> product name."""
     codenames: Mapping[str, str]
@@ -108,7 +112,9 @@ def load(directory: Path) -> DeviceTable:
 
 def _device(row: dict[str, Any]) -> Device:
     where = f"amd-apu.toml, device {row.get('id')!r}"
+    speeds = {"bandwidth_gb_s", "prefill_tflops"}
     known = {"id", "codename", "generation", "gfx", "vk_nodes_per_submit", "names", "codenames"}
+    known |= speeds
     _check(set(row) <= known | {"source"}, where, f"unknown keys {sorted(set(row) - known)}")
     _check(_is(_PCI_ID, row.get("id")), where, "id must be four lower-case hexadecimal digits")
     _check(_is(_GFX, row.get("gfx")), where, "gfx must look like gfx1103")
@@ -116,12 +122,17 @@ def _device(row: dict[str, Any]) -> Device:
         _check(isinstance(row.get(key), str) and row[key].strip() != "", where, f"needs {key}")
     nodes = row.get("vk_nodes_per_submit")
     _check(type(nodes) is int and 0 < nodes <= 1000, where, "vk_nodes_per_submit: 1 to 1000")
+    for key in speeds & set(row):
+        good = isinstance(row[key], int | float) and 0 < row[key] < 10_000
+        _check(good, where, f"{key}: a number above 0")
     return Device(
         id=row["id"],
         codename=row["codename"],
         generation=row["generation"],
         gfx=row["gfx"],
         vk_nodes_per_submit=row["vk_nodes_per_submit"],
+        bandwidth_gb_s=row.get("bandwidth_gb_s"),
+        prefill_tflops=row.get("prefill_tflops"),
         names=_by_revision(row.get("names", {}), f"{where}, names"),
         codenames=_by_revision(row.get("codenames", {}), f"{where}, codenames"),
         source=row["source"],

@@ -65,6 +65,10 @@ class GpuFacts:
     """ROCm's number of this GPU."""
     vbios: str | None = None
     carveout: Carveout | None = None
+    bandwidth_gb_s: float | None = None
+    """From the device table: nominal memory bandwidth, 10^9 bytes a second."""
+    prefill_tflops: float | None = None
+    """From the device table: arithmetic that prompt reading reached, 10^12 operations a second."""
     vk_nodes_per_submit: int | None = None
     """From the device table: graph nodes a Vulkan submission may hold on this generation."""
 

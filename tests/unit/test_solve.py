@@ -101,6 +101,7 @@ def test_a_dense_model_larger_than_the_device_gets_as_many_layers_as_fit() -> No
         model(layer_mib=400),
         Intent(
             gpu_layers=answer.layout.gpu_layers + 1,
+            ubatch=answer.layout.ubatch,
             ctx_size=answer.layout.ctx_size,
             kv_type_k="q4_0",
             kv_type_v="q4_0",
