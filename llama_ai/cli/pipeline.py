@@ -265,6 +265,6 @@ def built_engine(settings: Settings) -> EngineInfo | None:
     if path is not None:
         return ensure_engine(backend=backend, engine_path=path)
     for engine in installed_engines():
-        if backend is None or backend in engine.backends:
+        if not engine.stock and (backend is None or backend in engine.backends):
             return engine
     return None
