@@ -43,7 +43,8 @@ class Candidate:
             if layout.kv_type_k == layout.kv_type_v
             else f"{layout.kv_type_k}/{layout.kv_type_v}"
         )
-        return f"{self.strategy}, {layout.ctx_size} tokens, {kv_types} KV"
+        draft = ", draft" if layout.mtp or layout.draft_file else ""
+        return f"{self.strategy}, {layout.ctx_size} tokens, {kv_types} KV{draft}"
 
 
 def candidates(machine: Machine, model: Model, intent: Intent) -> tuple[Candidate, ...]:
@@ -57,14 +58,22 @@ def candidates(machine: Machine, model: Model, intent: Intent) -> tuple[Candidat
             (
                 Candidate(
                     layout=layout(
-                        machine, model, intent, strategy, ctx_size=size, kv_type_k=k, kv_type_v=v
+                        machine,
+                        model,
+                        intent,
+                        strategy,
+                        ctx_size=size,
+                        kv_type_k=k,
+                        kv_type_v=v,
+                        draft=draft,
                     ),
                     strategy=strategy,
-                    score=score(strategy, size, k, v),
+                    score=score(strategy, size, k, v, draft=draft),
                 )
                 for strategy in group
                 for size in contexts(machine, model, intent)
                 for k, v in kv_types(machine, model, intent)
+                for draft in drafts(intent)
             ),
             key=lambda candidate: -candidate.score,
         )
@@ -134,6 +143,13 @@ def kv_types(machine: Machine, model: Model, intent: Intent) -> tuple[tuple[str,
     return tuple(pairs)
 
 
+def drafts(intent: Intent) -> tuple[bool, ...]:
+    """With a draft first; without one too, unless the user asked for it."""
+    if intent.draft is None:
+        return (False,)
+    return (True,) if intent.draft_needed else (True, False)
+
+
 def layout(
     machine: Machine,
     model: Model,
@@ -143,6 +159,7 @@ def layout(
     ctx_size: int,
     kv_type_k: str,
     kv_type_v: str,
+    draft: bool = False,
 ) -> Layout:
     """The layout of one candidate, everything else by tier or by the user's word."""
     on_device = machine.gpu_budget_bytes is not None
@@ -169,6 +186,9 @@ def layout(
         gpu_layers=gpu_layers,
         n_cpu_moe=model.n_layer if experts_on_host and gpu_layers > 0 else 0,
         flash_attn=model.flash_attn,
+        mtp=draft and intent.draft == "mtp",
+        mtp_n_max=intent.draft_n_max,
+        draft_file=draft and intent.draft == "file",
         # Without a device the weights are used where they lie: a second start finds them cached.
         load_mode="mmap" if strategy == "residency" or not on_device else "none",
         repack=strategy != "residency",

@@ -27,7 +27,7 @@ SMALL_RAM_CACHE_MIB = 2048
 SAFETY_NET_CONTEXT = 65536
 SAFETY_NET_KV_TYPE = "q4_0"
 SMALLEST_UBATCH = 256
-SMALLER_CONTEXTS = (131072, 98304, 65536, 49152, 32768, 16384, 8192, 4096)
+SMALLER_CONTEXTS = (4096, 8192, 16384, 32768, 49152, 65536, 98304, 131072)
 
 
 def solve(
@@ -44,15 +44,16 @@ def solve(
     refusal = _contradiction(machine, model, intent)
     if refusal is not None:
         return refusal
+    needs = _Estimates(model)
     rejected: list[Rejected] = []
     for unplaced in _search_order(machine, model, intent):
-        candidate = _placed(machine, model, unplaced)
-        memory = estimate(model, candidate.layout)
+        candidate = _placed(machine, needs, unplaced)
+        memory = needs(candidate.layout)
         miss = (refused or {}).get(candidate.layout) or _miss(machine, intent, candidate, memory)
         if miss is None:
             return _plan(machine, model, intent, candidate, memory, rejected)
         rejected.append(miss)
-    return _infeasible(machine, model, intent, rejected)
+    return _infeasible(machine, needs, intent, rejected)
 
 
 def plan_as_asked(
@@ -65,13 +66,27 @@ def plan_as_asked(
     refusal = _contradiction(machine, model, intent)
     if refusal is not None:
         return refusal
-    candidate = _placed(machine, model, candidates(machine, model, intent)[0])
-    memory = estimate(model, candidate.layout)
+    needs = _Estimates(model)
+    candidate = _placed(machine, needs, candidates(machine, model, intent)[0])
+    memory = needs(candidate.layout)
     miss = _miss(machine, intent, candidate, memory)
     return _plan(machine, model, intent, candidate, memory, []), miss
 
 
-def _placed(machine: Machine, model: Model, candidate: Candidate) -> Candidate:
+class _Estimates:
+    """Estimates of one model's layouts, each made once: the search asks for some again."""
+
+    def __init__(self, model: Model) -> None:
+        self.model = model
+        self._made: dict[Layout, Memory] = {}
+
+    def __call__(self, layout: Layout) -> Memory:
+        if layout not in self._made:
+            self._made[layout] = estimate(self.model, layout)
+        return self._made[layout]
+
+
+def _placed(machine: Machine, needs: _Estimates, candidate: Candidate) -> Candidate:
     """The candidate with its open number filled in from what fits the device's budget.
 
     ``partial`` keeps as few layers' experts in system memory as possible, ``fit_layers`` puts as
@@ -83,14 +98,14 @@ def _placed(machine: Machine, model: Model, candidate: Candidate) -> Candidate:
         return candidate
 
     def fits(layout: Layout) -> bool:
-        return estimate(model, layout).gpu.total_bytes <= budget_bytes
+        return needs(layout).gpu.total_bytes <= budget_bytes
 
     chosen = candidate.layout
     if candidate.strategy == "partial":
         chosen = replace(
             chosen,
             n_cpu_moe=_smallest(
-                1, model.n_layer, lambda count: fits(replace(chosen, n_cpu_moe=count))
+                1, needs.model.n_layer, lambda count: fits(replace(chosen, n_cpu_moe=count))
             ),
         )
     if candidate.fit_layers:
@@ -161,6 +176,7 @@ def _search_order(machine: Machine, model: Model, intent: Intent) -> list[Candid
                 ctx_size=ctx_size,
                 kv_type_k=intent.kv_type_k or SAFETY_NET_KV_TYPE,
                 kv_type_v=intent.kv_type_v or SAFETY_NET_KV_TYPE,
+                draft=intent.draft is not None and intent.draft_needed,
             ),
             strategy=strategy,
             score=0,
@@ -179,6 +195,7 @@ def _search_order(machine: Machine, model: Model, intent: Intent) -> list[Candid
                 candidate.layout.ctx_size,
                 candidate.layout.kv_type_k,
                 candidate.layout.kv_type_v,
+                draft=candidate.layout.mtp or candidate.layout.draft_file,
             ),
         )
         for candidate in net
@@ -272,6 +289,13 @@ def _reasons(
     trained = f"the model was trained for {model.n_ctx_train} tokens"
     kv_wish = intent.kv_type_k or intent.kv_type_v
     experts = because("moe_strategy", candidate.strategy, intent.moe_strategy, where)
+    drafts = chosen.mtp or chosen.draft_file
+    draft = because(
+        "draft",
+        f"{intent.draft}, {intent.draft_n_max} tokens ahead" if drafts else "off",
+        intent.draft_needed or None,
+        "it fits beside everything else" if drafts else "it does not fit beside this context",
+    )
     return (
         *((experts,) if model.is_moe else ()),
         because("gpu_layers", chosen.gpu_layers, intent.gpu_layers, where),
@@ -303,14 +327,15 @@ def _reasons(
             intent.cache_ram_mib,
             "of the system memory that is left, at most a quarter of RAM",
         ),
+        *((draft,) if intent.draft is not None else ()),
     )
 
 
 def _infeasible(
-    machine: Machine, model: Model, intent: Intent, rejected: list[Rejected]
+    machine: Machine, needs: _Estimates, intent: Intent, rejected: list[Rejected]
 ) -> Infeasible:
     nearest = min(rejected, key=lambda miss: miss.over_by_bytes)
-    smaller = _fitting_context(machine, model, intent)
+    smaller = _fitting_context(machine, needs, intent)
     cures = [] if smaller is None else [f"--ctx-size {smaller}"]
     if intent.kv_type_k is not None or intent.kv_type_v is not None:
         cures.append("a smaller --kv-cache-type")
@@ -324,15 +349,22 @@ def _infeasible(
     )
 
 
-def _fitting_context(machine: Machine, model: Model, intent: Intent) -> int | None:
+def _fitting_context(machine: Machine, needs: _Estimates, intent: Intent) -> int | None:
     """The largest usual context below what was tried that would fit, everything else as wished."""
-    tried = intent.ctx_size or min(SAFETY_NET_CONTEXT, model.n_ctx_train)
+    tried = intent.ctx_size or min(SAFETY_NET_CONTEXT, needs.model.n_ctx_train)
+    largest: int | None = None
     for ctx_size in SMALLER_CONTEXTS:
-        if ctx_size < tried:
-            narrowed = replace(intent, ctx_size=ctx_size)
-            for candidate in _search_order(machine, model, narrowed):
-                placed = _placed(machine, model, candidate)
-                memory = estimate(model, placed.layout)
-                if _miss(machine, narrowed, placed, memory) is None:
-                    return ctx_size
-    return None
+        narrowed = replace(intent, ctx_size=ctx_size)
+        if ctx_size >= tried or not _fits_somehow(machine, needs, narrowed):
+            break  # a larger context never needs less
+        largest = ctx_size
+    return largest
+
+
+def _fits_somehow(machine: Machine, needs: _Estimates, intent: Intent) -> bool:
+    # The last candidates are the smallest, so they answer soonest.
+    for candidate in reversed(_search_order(machine, needs.model, intent)):
+        placed = _placed(machine, needs, candidate)
+        if _miss(machine, intent, placed, needs(placed.layout)) is None:
+            return True
+    return False

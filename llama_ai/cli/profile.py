@@ -91,14 +91,15 @@ def show_profile(
     pipeline.show_notes(prepared.built)
     if engine is None:
         output.note("note: planned without the engine (`llama-ai build` builds it)")
-    {"text": _text, "env": _env, "argv": _argv, "json": _json}[form](prepared)
+    {"text": print_text, "env": _env, "argv": _argv, "json": _json}[form](prepared)
 
 
 def _experts_used(model: ModelFacts) -> int:
     return max((layer.n_expert_used for layer in model.hparams.layers), default=0)
 
 
-def _text(prepared: Prepared) -> None:
+def print_text(prepared: Prepared) -> None:
+    """The profile as a table for people: what, value, source, why; memory; what was rejected."""
     profile = prepared.profile
     model, target, plan = profile.model, profile.target, profile.plan
     kind = (
