@@ -58,4 +58,5 @@ class Shrinker:
         except OSError as error:
             output.note(f"note: what was learned could not be kept: {error.strerror}")
         built = pipeline.command_for(self._profile, self._settings, engine, self._raw)
-        return Smaller(command=built.command, message=step.message)
+        shown = {"name": profile.model_name, "summary": self._profile.summary}
+        return Smaller(command=built.command, message=step.message, profile=shown)

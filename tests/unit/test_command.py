@@ -6,13 +6,20 @@ from pathlib import Path
 
 import pytest
 
+from llama_ai import paths
+from llama_ai.cli.pipeline import Prepared, lesson_key
+from llama_ai.cli.shrink import Shrinker
 from llama_ai.command import Built, build_command
 from llama_ai.config import ConfigFile, Settings, resolve
+from llama_ai.engine.capabilities import EngineInfo
 from llama_ai.errors import DoesNotFitError, EngineNotReadyError
 from llama_ai.gguf.facts import read_facts
 from llama_ai.hardware.detect import detect
 from llama_ai.hardware.root import Root
 from llama_ai.planning import EngineDevice, Profile, choose_target, make_profile
+from llama_ai.supervisor.failures import Failure, Kind
+from llama_ai.supervisor.learned import recall
+from llama_ai.supervisor.state import State
 from tests.support.models import write_model
 
 MACHINES = Path(__file__).parents[1] / "machines"
@@ -197,6 +204,43 @@ def test_what_was_learned_narrows_where_the_user_said_nothing(model_path: Path) 
     why = {reason.setting: reason.why for reason in profile.plan.reasons}
     assert "failed here" in why["ubatch_size"]
     assert why["ctx_size"] == "you asked for it"
+
+
+def test_a_failure_leads_to_a_smaller_command_that_is_remembered(
+    model_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(paths, "state_dir", lambda: tmp_path)
+    settings = settings_of()
+    profile = profile_of(model_path, settings)
+    engine = EngineInfo(
+        key="k",
+        directory=tmp_path,
+        server=tmp_path / "server",
+        version=None,
+        upstream_commit=None,
+        patches=(),
+        backends=("cpu", "vulkan"),
+        flags=frozenset(
+            word for word in built(model_path, settings).command.argv if word.startswith("--")
+        ),
+        capabilities=(),
+        stock=False,
+    )
+    facts = detect(Root(str(MACHINES / HALO / "root")))
+    prepared = Prepared(
+        profile=profile, facts=facts, engine=engine, built=built(model_path, settings)
+    )
+    shrink = Shrinker(prepared, settings, ())
+    lost = Failure(kind=Kind.DEVICE_LOST, message="device lost", state=State.READY)
+    for expected in ("1024", "512"):
+        smaller = shrink(lost)
+        assert smaller is not None
+        argv = smaller.command.argv
+        assert argv[argv.index("--ubatch-size") + 1] == expected
+    lessons = recall(lesson_key(facts, profile.model, engine))
+    assert lessons["ubatch_size"] == 512
+    again = profile_of(model_path, settings, learned=lessons)
+    assert again.plan.layout.ubatch == 512
 
 
 def test_noauto_takes_the_seeds_row_and_says_so(model_path: Path) -> None:
