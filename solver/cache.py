@@ -97,7 +97,8 @@ def cache_bytes(
             host += size
     if draft:
         return CacheBytes(gpu_kv=gpu, host_kv=host)
-    copies = layout.n_parallel * (1 + (layout.mtp_n_max if place.mtp and model.rollback else 0))
+    ahead = layout.mtp_n_max if (place.mtp or layout.draft_file) and model.rollback else 0
+    copies = layout.n_parallel * (1 + ahead)
     for state in model.states:
         size = state.sequence_bytes * copies
         if place.on_gpu(state.layer):

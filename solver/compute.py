@@ -5,8 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from solver.blocks import Sketch
-from solver.cache import KV_BLOCKS, context_per_sequence, effective_ubatch, padded
+from solver.cache import (
+    KV_BLOCKS,
+    cells,
+    context_per_sequence,
+    effective_ubatch,
+    padded,
+    row_bytes,
+)
 from solver.graph import Graph
+from solver.mixers import decay_bytes
+from solver.sparse import POOLED_ROWS
 
 if TYPE_CHECKING:
     from solver.model import Block, Model
@@ -17,6 +26,26 @@ _DEVICE_CHUNK_BYTES: Final = 1 << 30
 """Vulkan allocates no larger buffer at once."""
 
 _SELECTED_RATIO: Final = 4
+
+_SPARE_ROWS: Final = 3
+_MOST_SPARE: Final = 16 << 20
+"""The order of operations of a few families differs from what we follow, which makes at most this
+many embedding-sized results; all get them, because too much is harmless and too little is not."""
+
+_SPARSE_SPARE: Final = {
+    ("selected", True): 11,
+    ("compressed", False): 12,
+    ("pooled", True): 14,
+    ("pooled", False): 14,
+    ("blocks", True): 24,
+    ("experimental", True): 12,
+    ("experimental", False): 24,
+}
+"""Where attention selects what it reads, tables of the mask's size leave gaps that we miss: the
+peak's divisor, by kind and by whether it is on the device."""
+
+_COPIED_SPARE: Final = 20
+"""The same where the host computes a part, or expert weights are copied over from it."""
 
 _SMALL: Final = 64
 """Bytes a token for the small inputs (ids, positions, cache indices, output rows)."""
@@ -75,14 +104,23 @@ class _Shape:
         self.more_masks = self._more_masks(context, mask_type) if not draft else {}
         quantized = KV_BLOCKS[layout.kv_type_k][0] > 1 or KV_BLOCKS[layout.kv_type_v][0] > 1
         self.host_bytes = 0
-        self.repeats = 4 if layout.n_cpu_moe else 2
+        # Four of a kind settle the peak, unless gaps of many sizes are left over.
+        settled = not (layout.n_cpu_moe or model.sparse)
+        self.repeats = 4 if settled else len(model.blocks)
         self.rotations = self._rotations() if quantized and model.caches else 0
 
     def _more_masks(self, context: int, mask_type: int) -> dict[str, int]:
         """Bytes of the masks beside those of the attention cache itself."""
         kind = self.model.sparse
+        if kind == "pooled":
+            pool = self.model.indexer_pool
+            pools = self.layout.n_parallel * context // pool
+            chosen = pool * min(pools, self.model.indexer_top_k // pool) + pool - 1
+            return {"pools": mask_type * pools * self.tokens, "gather": 4 * chosen * self.tokens}
+        if kind == "experimental":
+            return {"bias": 4 * (context // POOLED_ROWS) * self.tokens}
         if kind == "selected":
-            return {"indexer": self.mask_bytes[False]}
+            return {"indexer": self.mask_bytes.get(False, 0)}
         if kind != "compressed":
             return {}
         ratios = {c.ratio for c in self.model.caches if c.kind == "compressed"}
@@ -108,18 +146,20 @@ class _Shape:
         return 4 * (size * size + 64 * 64)
 
     def _blocks(self) -> list[Block]:
-        """Two of each distinct kind, in order: the peak does not depend on how often they recur."""
+        """A few of each distinct kind, in order."""
         seen: dict[object, int] = {}
         chosen: list[Block] = []
         for block in self.model.blocks:
             if block.nextn != self.draft:
                 continue
+            host_block = self.place.any_on_gpu and not self.place.on_gpu(block.index)
             host_experts = block.index < self.layout.n_cpu_moe
             key = (
                 tuple(
-                    (name, shape, size if host_experts and "_exps" in name else 0)
+                    (name, shape, size if host_block or (host_experts and "_exps" in name) else 0)
                     for name, shape, size in block.tensors
                 ),
+                host_block,
                 block.sliding,
                 block.recurrent,
                 block.n_head,
@@ -146,17 +186,39 @@ class _Shape:
     def _embedding(self) -> int:
         return 4 * self.model.n_embd * self.tokens
 
+    def _with_spare(self, peak_bytes: int, *, on_gpu: bool) -> int:
+        spare = min(_SPARE_ROWS * self._embedding(), _MOST_SPARE)
+        divisor = _SPARSE_SPARE.get((self.model.sparse or "", on_gpu))
+        if divisor is None and on_gpu and (self.layout.n_cpu_moe or self.host_bytes):
+            divisor = _COPIED_SPARE
+        return peak_bytes + spare + (peak_bytes // divisor if divisor else 0)
+
     def _sketch(self, graph: Graph, *, on_gpu: bool) -> Sketch:
-        return Sketch(
+        sketch = Sketch(
             graph,
             self.model,
             tokens=self.tokens,
             sequences=self.layout.n_parallel,
+            streams=self.streams,
             rotated=self.rotations > 0,
             flash=self.flash,
             cells=self.cells,
             device=on_gpu,
         )
+        sketch.key_bytes = lambda values: row_bytes(self.layout.kv_type_k, values)
+        return sketch
+
+    def _copied_cache_bytes(self) -> int:
+        """Keys and values of a block on the host, copied to the device that computes with them."""
+        layout, sizes = self.layout, [0]
+        for cache in self.model.caches:
+            if not self.place.on_gpu(cache.layer) and not cache.indexer:
+                row = row_bytes(layout.kv_type_k, cache.k_width)
+                # Latent attention reads its values from the keys, which are then copied twice.
+                row += row_bytes(layout.kv_type_v, cache.v_width) if cache.v_width else row
+                sizes.append(row * cells(cache, layout, self.model.n_swa, self.tokens))
+        # One of the two is often copied again before the first copy is free.
+        return max(sizes) + min(max(sizes), _MOST_SPARE)
 
     def _masks(self, graph: Graph) -> dict[bool, int]:
         return {kind: graph.input(size) for kind, size in self.mask_bytes.items()}
@@ -167,6 +229,21 @@ class _Shape:
         layers = model.n_layer - model.n_layer_nextn
         return 4 * model.per_layer_embedding * layers * self.tokens
 
+    def _decay(self) -> int:
+        """A table that linear attention (MiniMax-01) reads."""
+        heads = [
+            block.n_head
+            for block in self.model.blocks
+            if block.recurrent
+            and any(name == "attn_qkv.weight" for name, _, _ in block.tensors)
+            and not any(name.startswith("ssm_conv1d") for name, _, _ in block.tensors)
+        ]
+        return decay_bytes(heads[0], self.tokens, self.layout.n_parallel) if heads else 0
+
+    def _positions(self) -> int:
+        """Learned position embeddings are gathered on the host, too."""
+        return self._embedding() if self.model.learned_positions else 0
+
     def _walk(self, sketch: Sketch, start: int, *, on_gpu: bool) -> None:
         """All blocks, then the output."""
         graph, model = sketch.graph, self.model
@@ -176,9 +253,15 @@ class _Shape:
         sketch.more_masks = {name: graph.input(size) for name, size in self.more_masks.items()}
         sketch.compressed_cells = self.compressed_cells
         sketch.zeros = self._zeros(graph)
+        if decay := self._decay():
+            sketch.decay = graph.input(decay)
         for block in self._blocks():
-            host_experts = on_gpu and block.index < self.layout.n_cpu_moe
-            current = sketch.add(block, current, host_experts=host_experts)
+            current = sketch.add(
+                block,
+                current,
+                host_experts=on_gpu and block.index < self.layout.n_cpu_moe,
+                host_block=on_gpu and not self.place.on_gpu(block.index),
+            )
         rows = graph.add(4 * model.n_embd_out * self.layout.n_parallel, current)
         graph.add(4 * model.n_vocab * self.layout.n_parallel, rows)
 
@@ -192,7 +275,7 @@ class _Shape:
         sketch.embedding = start = graph.add(self._embedding())
         sketch.per_layer_input = graph.add(self._per_layer_input())
         self._walk(sketch, start, on_gpu=False)
-        return graph.peak_bytes()
+        return self._with_spare(graph.peak_bytes(), on_gpu=False)
 
     def device(self) -> int:
         """Copies of the inputs, and the results of the blocks."""
@@ -201,6 +284,7 @@ class _Shape:
         sketch.embedding = start = graph.input(self._embedding())
         sketch.per_layer_input = graph.input(self._per_layer_input())
         graph.input(_SMALL * self.tokens + self.rotations)
+        graph.input(self._copied_cache_bytes())
         sketch.masks_behind = self._last_host_experts_before_attention()
         if sketch.masks_behind is None:
             sketch.masks = self._masks(graph)
@@ -208,7 +292,7 @@ class _Shape:
             sketch.make_masks = lambda: self._masks_later(graph)
         self._walk(sketch, start, on_gpu=True)
         self.host_bytes = sketch.host_bytes
-        return graph.peak_bytes(_DEVICE_CHUNK_BYTES)
+        return self._with_spare(graph.peak_bytes(_DEVICE_CHUNK_BYTES), on_gpu=True)
 
     def _last_host_experts_before_attention(self) -> int | None:
         """The block behind whose expert weights the masks come, if not at the start.
@@ -239,6 +323,8 @@ class _Shape:
             + self._per_layer_input()
             + _SMALL * self.tokens
             + self.rotations
+            + self._positions()
+            + self._decay()
             + self.host_bytes
         )
 

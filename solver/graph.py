@@ -11,6 +11,9 @@ from __future__ import annotations
 from typing import Final
 
 ALIGNMENT: Final = 128
+LARGEST_RESULT: Final = 4 << 30
+"""Bytes from which a Vulkan device leaves a result to the host."""
+
 _OPEN_END: Final = 1 << 62
 _MAX_CHUNKS: Final = 16
 

@@ -9,16 +9,23 @@ process itself. It is checked against the engine's own measurement, see
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from solver.cache import cache_bytes
 from solver.compute import compute_bytes, draft_compute_bytes
-from solver.model import Model, Weights
 from solver.placement import Placement
 from solver.types import Components, Layout, Memory
+
+if TYPE_CHECKING:
+    from solver.model import Model, Weights
 
 HOST_ALIGNMENT = 32
 """Of the CPU's buffers."""
 PINNED_HOST_ALIGNMENT = 64
 """Of host memory that a device can read; the engine uses it for the host's part beside a device."""
+PROCESS_BYTES = 60 << 20
+"""Code and HTTP server, measured."""
 DEVICE_ALIGNMENT = 16
 """Of Vulkan buffers on Mesa (RADV asks for less; the difference is a few bytes a tensor)."""
 
@@ -35,6 +42,10 @@ def estimate(model: Model, layout: Layout) -> Memory:
         gpu_draft, host_draft = draft_compute_bytes(model, layout, place)
         gpu_draft += draft.gpu_kv
         host_draft += draft.host_kv
+    if layout.draft_file and model.draft_model is not None:
+        gpu, host = draft_file_bytes(model.draft_model, layout)
+        gpu_draft += gpu
+        host_draft += host
     return Memory(
         gpu=Components(
             weights_bytes=gpu_weights,
@@ -56,12 +67,41 @@ def estimate(model: Model, layout: Layout) -> Memory:
     )
 
 
+def draft_file_bytes(draft: Model, layout: Layout) -> tuple[int, int]:
+    """What a draft file takes on the device and on the host: weights, cache, compute, vocabulary.
+
+    Weights and cache agree with the engine's measurement to the byte; a block draft's logits are
+    kept for each token of a ubatch, where other drafts keep one row a sequence.
+    """
+    beside = estimate(draft, draft_layout(draft, layout))
+    logits = layout.ubatch * draft.n_vocab * 4 if draft.architecture == "dflash" else 0
+    gpu = beside.gpu.total_bytes
+    host = beside.host.total_bytes - PROCESS_BYTES
+    return (gpu + logits, host) if layout.gpu_layers else (gpu, host + logits)
+
+
+def draft_layout(draft: Model, layout: Layout) -> Layout:
+    """How a draft file is loaded: on the device if there is one, a context as long as the model's.
+
+    The engine's default of f16 for a draft's cache is kept: it is small and read for each token.
+    """
+    return replace(
+        layout,
+        kv_type_k="f16",
+        kv_type_v="f16",
+        gpu_layers=draft.n_layer + 1 if layout.gpu_layers else 0,
+        n_cpu_moe=0,
+        mtp=False,
+        draft_file=False,
+    )
+
+
 def overhead_bytes(model: Model) -> int:
     """The process without model and context: code, vocabulary, HTTP server.
 
     Measured: about 60 MiB, and 250 bytes for each token of the vocabulary (text, score, two maps).
     """
-    return (60 << 20) + 250 * model.n_vocab
+    return PROCESS_BYTES + 250 * model.n_vocab
 
 
 def weight_bytes(model: Model, layout: Layout, place: Placement) -> tuple[int, int]:

@@ -25,7 +25,7 @@ def delta_net(sketch: Sketch, norm: int) -> int:
     heads = sketch.tensors["ssm_a"][0][0]
     keys = (channels - inner) // 2
     past = _state(sketch, (kernel - 1) * channels)
-    mixed = sketch.make(sketch.rows("attn_qkv"), norm)
+    mixed = sketch.project("attn_qkv", norm)
     whole = sketch.graph.add(
         4 * channels * (sketch.tokens + (kernel - 1) * sketch.sequences), past, mixed
     )
@@ -63,7 +63,7 @@ def kimi_delta(sketch: Sketch, norm: int) -> int:
     past = _state(sketch, 3 * (kernel - 1) * width)
     wholes = []
     for name in ("attn_q", "attn_k", "attn_v"):
-        projected = sketch.make(sketch.rows(name), norm)
+        projected = sketch.project(name, norm)
         wholes.append(
             sketch.graph.add(
                 4 * width * (sketch.tokens + (kernel - 1) * sketch.sequences), past, projected
@@ -83,6 +83,7 @@ def kimi_delta(sketch: Sketch, norm: int) -> int:
         gate,
         beta,
         state,
+        *wholes,
     )
     sketch.graph.add(0, out)
     scanned = sketch.make(width, out)
@@ -98,15 +99,16 @@ def mamba(sketch: Sketch, norm: int) -> int:
     kernel, channels = sketch.tensors["ssm_conv1d.weight"][0][:2]
     inner = sketch.tensors["ssm_out.weight"][0][0]
     past = _state(sketch, (kernel - 1) * channels)
-    projected = sketch.make(sketch.rows("ssm_in"), norm)
+    projected = sketch.project("ssm_in", norm)
     whole = sketch.graph.add(
         4 * channels * (sketch.tokens + (kernel - 1) * sketch.sequences), past, projected
     )
     convolved = sketch.over(channels, sketch.make(channels, whole))
     values = _state_values(sketch) - (kernel - 1) * channels
     scanned_bytes = 4 * (inner * sketch.tokens + values * sketch.sequences)
+    sources: tuple[int, ...]
     if sketch.has("ssm_x"):
-        mixed = sketch.make(sketch.rows("ssm_x"), convolved)
+        mixed = sketch.project("ssm_x", convolved)
         rank = sketch.tensors["ssm_dt.weight"][0][0]
         step = sketch.make(rank, mixed)
         step = sketch.over(inner, sketch.make(inner, step))
@@ -144,3 +146,72 @@ def short_convolution(sketch: Sketch, norm: int) -> int:
     )
     convolved = sketch.make(width, whole)
     return sketch.make(width, sketch.make(width, both, convolved))
+
+
+def time_mix(sketch: Sketch, norm: int) -> int:
+    """RWKV: all interpolations between a token and the one before are made at once and stay."""
+    width = sketch.model.n_embd
+    state = _state(sketch, _state_values(sketch))
+    shifted = sketch.over(width, sketch.make(width, norm), norm)
+    mixed = sketch.make(6 * width, shifted)
+    receptance = sketch.make(width, mixed)
+    decay = sketch.make(width, mixed)
+    first_key = sketch.make(width, mixed)
+    rate = sketch.make(width, mixed)
+    key = sketch.make(width, first_key, rate)
+    value = sketch.make(width, mixed)
+    if sketch.first_value is None:
+        sketch.first_value = value
+    else:  # later blocks blend their values with those of the first one
+        value = sketch.over(width, sketch.make(width, value, sketch.first_value), value)
+    removed = sketch.make(width, first_key)
+    negated = sketch.make(width, removed)
+    replaced = sketch.make(width, removed, rate)
+    out = sketch.graph.add(
+        4 * width * sketch.tokens + sketch.graph.size_of(state),
+        receptance,
+        decay,
+        key,
+        value,
+        negated,
+        replaced,
+        state,
+    )
+    sketch.graph.add(0, out)
+    normed = sketch.make(width, out)
+    bonus = sketch.make(width, receptance, key, value)
+    joined = sketch.make(width, normed, bonus)
+    gate = sketch.make(width, mixed)
+    gated = sketch.over(width, joined, gate)
+    sketch.graph.add(0, norm)  # the last token's norm is kept for the next ubatch
+    return sketch.multiply("time_mix_output", sketch.model.n_embd, gated)
+
+
+def lightning(sketch: Sketch, norm: int) -> int:
+    """Linear attention of MiniMax-01: within a ubatch, every token against every other."""
+    block, graph = sketch.block, sketch.graph
+    width = block.n_head * block.head_k
+    square = decay_bytes(block.n_head, sketch.tokens, sketch.sequences)
+    mixed = sketch.project("attn_qkv", norm)
+    mixed = sketch.position(3 * width, mixed)
+    query = sketch.make(width, mixed)
+    values = sketch.make(width, mixed)
+    products = graph.add(square, mixed)
+    decay = () if sketch.decay is None else (sketch.decay,)
+    decayed = graph.add(square, *decay, in_place=sketch.device)
+    products = graph.add(square, products, decayed, in_place=True)
+    within = sketch.make(width, values, products)
+    state = _state(sketch, _state_values(sketch))
+    before = sketch.make(width, query, state)
+    keys = sketch.make(width, mixed)
+    graph.add(0, keys, values)
+    out = sketch.over(width, within, before)
+    gate = sketch.project("attn_gate", norm)
+    out = sketch.over(width, sketch.make(width, out), gate)
+    return sketch.multiply("attn_output", sketch.model.n_embd, out)
+
+
+def decay_bytes(heads: int, tokens: int, sequences: int) -> int:
+    """How much each token of a ubatch counts for each other one, by head and sequence."""
+    each = tokens // sequences
+    return 4 * heads * each * each * sequences

@@ -141,11 +141,17 @@ class Model:
     indexer_heads: int = 0
     indexer_head_size: int = 0
     indexer_top_k: int = 0
+    indexer_pool: int = 0
+    """Tokens whose index keys are pooled into one; 0: not pooled."""
     hyper_connections: int = 0
     per_layer_embedding: int = 0
     """Width of a per-layer input embedding (Gemma 3n, Gemma 4)."""
-    ssm_inner: int = 0
+    learned_positions: bool = False
+    """Has a table of position embeddings."""
     projector_bytes: int = 0
+    """Of a vision or audio projector: its weights and what it computes with."""
+    draft_model: Model | None = None
+    """The file that drafts for it, if there is one."""
 
     @property
     def is_moe(self) -> bool:

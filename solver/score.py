@@ -20,6 +20,7 @@ STRATEGY_POINTS: dict[Strategy, int] = {
 }
 CONTEXT_POINTS: dict[int, int] = {131072: 100, 98304: 95, 196608: 90, 262144: 85, 65536: 80}
 KV_POINTS: dict[str, int] = {"f16": 30, "q8_0": 20, "q4_0": 10}
+DRAFT_POINTS = 5
 SMALLEST_SCORED_CONTEXT = 65536
 
 
@@ -37,10 +38,13 @@ def kv_points(kv_type_k: str, kv_type_v: str) -> int:
     return (KV_POINTS.get(kv_type_k, 0) + KV_POINTS.get(kv_type_v, 0)) // 2
 
 
-def score(strategy: Strategy, ctx_size: int, kv_type_k: str, kv_type_v: str) -> int:
+def score(
+    strategy: Strategy, ctx_size: int, kv_type_k: str, kv_type_v: str, *, draft: bool = False
+) -> int:
     """The seed's score of one candidate."""
     return (
         STRATEGY_POINTS[strategy] * 1000
         + context_points(ctx_size) * 10
         + kv_points(kv_type_k, kv_type_v)
+        + (DRAFT_POINTS if draft else 0)
     )

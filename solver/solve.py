@@ -217,6 +217,7 @@ def _miss(
         score=candidate.score,
         where=where,
         over_by_bytes=worst_bytes,
+        host_bytes=memory.host.total_bytes,
     )
 
 

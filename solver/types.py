@@ -30,6 +30,9 @@ Place = Literal["gpu", "host", "pool"]
 
 LoadMode = Literal["none", "mmap"]
 
+DraftPlace = Literal["mtp", "file"]
+"""Where a draft comes from: the model's own NextN layers, or a file of its own."""
+
 KV_TYPES: tuple[str, ...] = (
     "f32",
     "f16",
@@ -86,6 +89,11 @@ class Intent:
     threads_batch: int | None = None
     n_parallel: int | None = None
     cache_ram_mib: int | None = None
+    draft: DraftPlace | None = None
+    """What could draft for this model; used where it fits. ``None``: nothing, or not wanted."""
+    draft_n_max: int = 3
+    draft_needed: bool = False
+    """The user asked for the draft: a plan without it is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,6 +118,8 @@ class Layout:
     """Load the model's own next-token-prediction layers as a draft."""
     mtp_n_max: int = 3
     """Tokens that a draft may run ahead; recurrent state is kept once more for each."""
+    draft_file: bool = False
+    """Load the draft file (``Model.draft_model``) and a context for it."""
     load_mode: LoadMode = "none"
     repack: bool = True
     """The CPU backend may rearrange weights for speed (a copy; off for mapped weights)."""
@@ -179,6 +189,8 @@ class Rejected:
     score: int
     where: Place
     over_by_bytes: int
+    host_bytes: int = 0
+    """What it needs of system memory, the prompt cache left out."""
 
 
 @dataclass(frozen=True, kw_only=True)
