@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from llama_ai.errors import EngineNotReadyError
+from llama_ai.models.names import ENGINE_TYPES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -84,7 +85,22 @@ def build_command(
     without an engine). A flag that the binary lacks is left out and noted, or, where the plan would
     break without it, refused with :class:`~llama_ai.errors.EngineNotReadyError`.
     """
-    argv: list[str] = [server]
+    words, notes = spoken(profile, settings, server=server, known_flags=known_flags)
+    argv = [server, *(part for word in words for part in word), *raw]
+    env, removed = environment_of(profile, settings, environ)
+    notes += [f"{name} is not passed on: it would change the plan" for name in removed]
+    notes += [
+        f"{kept.name}={kept.value} is yours and stays" + (f" ({kept.note})" if kept.note else "")
+        for kept in profile.target.child_env.kept
+    ]
+    return Built(command=Command(argv=tuple(argv), env=env), notes=tuple(notes))
+
+
+def spoken(
+    profile: Profile, settings: Settings, *, server: str, known_flags: frozenset[str] | None
+) -> tuple[list[tuple[str, ...]], list[str]]:
+    """The words of :func:`build_command`, each with its value, and what had to be left out."""
+    said: list[tuple[str, ...]] = []
     notes: list[str] = []
     for word in _words(profile, settings):
         chosen = next(
@@ -96,7 +112,7 @@ def build_command(
             None,
         )
         if chosen is not None:
-            argv += chosen
+            said.append(chosen)
         elif word.needed:
             raise EngineNotReadyError(
                 f"{server} does not know {word.spellings[0][0]}, which this plan needs",
@@ -104,14 +120,7 @@ def build_command(
             )
         else:
             notes.append(f"{word.spellings[0][0]} left out: this engine does not know it")
-    argv += raw
-    env, removed = _environment(profile, settings, environ)
-    notes += [f"{name} is not passed on: it would change the plan" for name in removed]
-    notes += [
-        f"{kept.name}={kept.value} is yours and stays" + (f" ({kept.note})" if kept.note else "")
-        for kept in profile.target.child_env.kept
-    ]
-    return Built(command=Command(argv=tuple(argv), env=env), notes=tuple(notes))
+    return said, notes
 
 
 def plan_environment(profile: Profile) -> dict[str, str]:
@@ -155,8 +164,10 @@ def _words(profile: Profile, settings: Settings) -> list[_Word]:
             words.append(_say("--n-cpu-moe", str(layout.n_cpu_moe)))
     if not layout.repack:
         words.append(_say("--no-repack"))
+    words += _companions(profile)
     words += [
         _may("--cache-ram", str(plan.cache_ram_mib)),
+        *_kv_disk(profile),
         _may("--no-context-shift"),
         _may("--jinja"),
         # Only from this level on does the engine say where the layers went; a few lines a request.
@@ -169,17 +180,61 @@ def _words(profile: Profile, settings: Settings) -> list[_Word]:
     ]
     if profile.model.reasons:
         words.append(_may("--reasoning-budget", str(settings.number("reasoning_budget"))))
-        if settings.switch("preserve_reasoning"):
-            words.append(_may("--reasoning-preserve"))
+        # The engine keeps earlier thoughts unless told otherwise.
+        keep = settings.switch("preserve_reasoning")
+        words.append(_may("--reasoning-preserve" if keep else "--no-reasoning-preserve"))
+    ttl_s = settings.number("ttl")
+    if ttl_s is not None:
+        words.append(_may("--sleep-idle-seconds", str(ttl_s)))
     key_file = settings.text("api_key_file")
     if key_file is not None:
         words.append(_say("--api-key-file", key_file))
     return words
 
 
-def _environment(
+def _kv_disk(profile: Profile) -> list[_Word]:
+    """The KV cache on disk; our own engine's flags, off unless it is told where."""
+    disk = profile.kv_disk
+    if disk is None or not disk.enabled:
+        return []
+    return [
+        _may("--kv-dir", str(disk.directory)),
+        _may("--kv-max-gib", str(disk.max_gib)),
+        _may("--kv-max-age-days", str(disk.max_age_days)),
+        _may("--system-prompts", str(disk.system_prompts)),
+    ]
+
+
+def _companions(profile: Profile) -> list[_Word]:
+    """The projector and the draft; the plan counts their memory, so the engine must know them."""
+    words: list[_Word] = []
+    projector, draft = profile.companions.projector, profile.draft
+    if projector is not None:
+        words.append(_may("--mmproj", str(projector.path)))
+        if not profile.plan.layout.gpu_layers:
+            words.append(_may("--no-mmproj-offload"))
+    if draft is None:
+        return words
+    words += [
+        _say("--spec-type", ENGINE_TYPES[draft.kind]),
+        _may("--spec-draft-n-max", str(draft.n_max)),
+    ]
+    if draft.p_min is not None:
+        words.append(_may("--spec-draft-p-min", f"{draft.p_min:g}"))
+    if draft.path is not None:
+        device = profile.target.device
+        words += [
+            _say("--spec-draft-model", str(draft.path)),
+            _may("--spec-draft-ngl", "999" if profile.plan.layout.gpu_layers else "0"),
+            _may("--spec-draft-device", device.name if device else "none"),
+        ]
+    return words
+
+
+def environment_of(
     profile: Profile, settings: Settings, environ: Mapping[str, str]
 ) -> tuple[dict[str, str], list[str]]:
+    """The child's whole environment, and the names that were taken out of it."""
     removed = [name for name in environ if name in SCRUBBED or name.startswith(SCRUBBED_PREFIXES)]
     env = {name: value for name, value in environ.items() if name not in removed}
     env.update(profile.target.child_env.set)

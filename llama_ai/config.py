@@ -65,6 +65,11 @@ class Settings:
         found = self.get(name)
         return None if found is None else int(found.value)
 
+    def fraction(self, name: str) -> float | None:
+        """A setting that is a number with a fraction."""
+        found = self.get(name)
+        return None if found is None else float(found.value)
+
     def switch(self, name: str) -> bool | None:
         """A boolean setting."""
         found = self.get(name)

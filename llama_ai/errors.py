@@ -36,6 +36,8 @@ class DoesNotFitError(LlamaAiError):
     """No configuration fits the machine, or the user's constraints leave none."""
 
     exit_code = 3
+    over_by_bytes: int | None = None
+    """By how much the nearest candidate misses, where memory is the reason."""
 
 
 class ModelNotFoundError(LlamaAiError):

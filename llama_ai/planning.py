@@ -7,26 +7,33 @@ solved, concrete configuration with its reasons and what it was computed from.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+from llama_ai import companions as beside
 from llama_ai.errors import DoesNotFitError, EngineNotReadyError
 from llama_ai.gguf.solver_model import model_from_facts
 from llama_ai.hardware.budgets import budgets
 from llama_ai.hardware.childenv import child_env
+from llama_ai.kernel_params.suggest import Suggestion, suggest_limit
+from llama_ai.kernel_params.wanted import ceiling_gib
+from llama_ai.kv_cache import choice as kv_choice
 from llama_ai.presets import Preset, preset_for
 from llama_ai.settings import split_kv_types
 from solver.solve import plan_as_asked, solve
-from solver.types import GIB, Infeasible, Intent, Machine
+from solver.types import GIB, Infeasible, Intent, Machine, Reason
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from llama_ai.companions import Companions, Draft
     from llama_ai.config import Settings
     from llama_ai.gguf.facts import ModelFacts
     from llama_ai.hardware.budgets import Budgets
     from llama_ai.hardware.childenv import ChildEnv
     from llama_ai.hardware.facts import HardwareFacts
+    from llama_ai.kv_cache.choice import KvDisk
     from llama_ai.presets import Kind
     from solver.model import Model
     from solver.types import Backend, Layout, Plan, Rejected, Strategy
@@ -57,6 +64,8 @@ class Target:
     why: str
     steps: tuple[str, ...]
     """The sum that made the GPU budget, as text."""
+    gtt_bytes: int | None = None
+    """The GTT limit in force, where a higher one would raise the budget."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +86,18 @@ class Profile:
     """By how much the plan misses; only in an estimate, a plan to serve fits."""
     sources: Mapping[str, str]
     """Setting -> ``default``, ``system``, ``solver``, ``config``, ``env`` or ``flag``."""
+    suggestion: str | None = None
+    """How a better plan would fit: a higher GTT limit, with the command that sets it."""
+    companions: Companions = beside.NONE
+    """What goes with the model; see :attr:`draft` for whether its draft is used."""
+    kv_disk: KvDisk | None = None
+    """The KV cache on disk; ``None`` where nobody asked."""
+
+    @property
+    def draft(self) -> Draft | None:
+        """The draft that the plan has room for."""
+        layout = self.plan.layout
+        return self.companions.draft if layout.mtp or layout.draft_file else None
 
     @property
     def n_layer(self) -> int:
@@ -104,6 +125,8 @@ class Profile:
         return (
             f"{where}, {layout.ctx_size} tokens of context, {kv_type} KV, "
             f"{layout.n_parallel} slot{'s' if layout.n_parallel > 1 else ''}"
+            + (f", {self.draft.kind} draft" if self.draft else "")
+            + (", sees pictures" if self.companions.projector else "")
         )
 
 
@@ -123,7 +146,11 @@ def intent_from(settings: Settings) -> Intent:
         threads=settings.number("threads"),
         threads_batch=settings.number("threads_batch"),
         n_parallel=settings.number("parallel"),
-        cache_ram_mib=settings.number("cache_ram"),
+        cache_ram_mib=(
+            settings.number("cache_ram")
+            if settings.number("kv_ram_mib") is None
+            else settings.number("kv_ram_mib")
+        ),
     )
 
 
@@ -184,6 +211,7 @@ def choose_target(
         child_env=env,
         why=why,
         steps=steps,
+        gtt_bytes=facts.gpu.gtt_bytes if facts.gpu and known.uma else None,
     )
 
 
@@ -197,6 +225,7 @@ def make_profile(
     learned: Mapping[str, int | str] | None = None,
     as_asked: bool = False,
     refused: Mapping[Layout, Rejected] | None = None,
+    companions: Companions = beside.NONE,
 ) -> Profile:
     """Solve; raises :class:`~llama_ai.errors.DoesNotFitError` naming the nearest miss and cures.
 
@@ -205,8 +234,18 @@ def make_profile(
     or not (``over`` then says by how much they miss). ``refused``: see
     :func:`solver.solve.solve`.
     """
-    seen = model_from_facts(model)
+    projector, draft = companions.projector, companions.draft
+    seen = model_from_facts(model, projector_bytes=projector.total_bytes if projector else 0)
     asked_for = wishes = intent_from(settings)
+    if draft is not None:
+        if draft.facts is not None:
+            seen = replace(seen, draft_model=model_from_facts(draft.facts))
+        asked_for = wishes = replace(
+            wishes,
+            draft="mtp" if draft.facts is None else "file",
+            draft_n_max=draft.n_max,
+            draft_needed=draft.needed,
+        )
     preset = preset_for(target.machine.tier, _kind(seen), seen.size_bytes)
     if settings.switch("noauto"):
         wishes = _as_preset(preset, target.machine, seen, wishes)
@@ -221,10 +260,13 @@ def make_profile(
             intent = wishes
             answer = solve(target.machine, seen, intent, refused=refused)
     if isinstance(answer, Infeasible):
-        cures = "; ".join(answer.cures)
-        raise DoesNotFitError(
+        raised = _higher_limit(target, answer.nearest)
+        cures = "; ".join(answer.cures if raised is None else (raised, *answer.cures))
+        refusal = DoesNotFitError(
             f"{model_name}: {answer.message}", hint=f"what would help: {cures}" if cures else None
         )
+        refusal.over_by_bytes = answer.nearest.over_by_bytes if answer.nearest else None
+        raise refusal
     decided = {
         "ctx_size",
         "kv_cache_type",
@@ -242,9 +284,24 @@ def make_profile(
         sources[name] = settings.source(name, "system")
     for name in ("host", "port", "reasoning_budget"):
         sources[name] = settings.source(name, "default")
+    if draft is not None:
+        said = settings.source("draft", "default")
+        sources["draft"] = "solver" if said == "default" else said
+    kv_disk = kv_choice.choose(settings, target.machine.tier, answer.cache_ram_mib)
+    sources["kv_disk"] = kv_disk.source
+    answer = replace(
+        answer,
+        reasons=(
+            *answer.reasons,
+            Reason(setting="kv_disk", value="on" if kv_disk.enabled else "off", why=kv_disk.why),
+        ),
+    )
     return Profile(
         model=model,
+        companions=companions,
+        kv_disk=kv_disk,
         solver_model=seen,
+        suggestion=_better_plan(target, seen, intent, answer),
         model_path=model_path,
         model_name=model_name,
         target=target,
@@ -261,6 +318,62 @@ def make_profile(
     )
 
 
+def _better_plan(target: Target, model: Model, intent: Intent, plan: Plan) -> str | None:
+    """What a higher, still safe GTT limit would allow, where that scores better than ``plan``."""
+    machine, gtt_bytes = target.machine, target.gtt_bytes
+    if gtt_bytes is None or machine.gpu_budget_bytes is None:
+        return None
+    most_gib = ceiling_gib(machine.ram_bytes)
+    highest = _with_gtt(target, most_gib)
+    if most_gib * GIB <= gtt_bytes or highest is None:
+        return None
+    best = solve(highest, model, intent)
+    if isinstance(best, Infeasible) or best.score <= plan.score:
+        return None
+    # The least that its memory needs, unless a rule about the budget's size wants more.
+    more_bytes = (best.memory.gpu.total_bytes - machine.gpu_budget_bytes) / _gtt_share(target)
+    gib = min(most_gib, -(-(gtt_bytes + max(0, int(more_bytes))) // GIB))
+    enough = _with_gtt(target, gib)
+    found = None if enough is None else solve(enough, model, intent)
+    if found is None or isinstance(found, Infeasible) or found.score < best.score:
+        gib = most_gib
+    layout = best.layout
+    what = f"{best.strategy} with " if model.is_moe else ""
+    return (
+        f"better would be {what}{layout.ctx_size} tokens in {layout.kv_type_k}: "
+        f"{Suggestion.of(gib).text}"
+    )
+
+
+def _with_gtt(target: Target, gib: int) -> Machine | None:
+    """The machine as it would be with a GTT limit of ``gib``."""
+    machine = target.machine
+    if machine.gpu_budget_bytes is None or target.gtt_bytes is None:
+        return None
+    more_bytes = int((gib * GIB - target.gtt_bytes) * _gtt_share(target))
+    return replace(machine, gpu_budget_bytes=machine.gpu_budget_bytes + more_bytes)
+
+
+def _gtt_share(target: Target) -> Fraction:
+    """The part of each further byte of GTT that the budget gains (RADV's heaps, if not unified)."""
+    unified = target.backend != "vulkan" or target.child_env.unified_heap
+    return Fraction(1) if unified else Fraction(2, 3)
+
+
+def _higher_limit(target: Target, miss: Rejected | None) -> str | None:
+    """A GTT limit that is safe here and with which ``miss`` would have fitted, as a sentence."""
+    if miss is None or miss.where != "gpu":
+        return None
+    suggestion = suggest_limit(
+        ram_bytes=target.machine.ram_bytes,
+        gtt_bytes=target.gtt_bytes,
+        over_by_bytes=miss.over_by_bytes,
+        host_bytes=miss.host_bytes,
+        gtt_share=_gtt_share(target),
+    )
+    return None if suggestion is None else suggestion.text
+
+
 def _kind(model: Model) -> Kind:
     """The seed's three kinds; Jamba counts as recurrent, other hybrids by their experts."""
     if model.is_recurrent and (not model.caches or model.architecture == "jamba"):
@@ -275,18 +388,14 @@ def _as_preset(preset: Preset, machine: Machine, model: Model, wishes: Intent) -
     if model.is_moe and machine.gpu_budget_bytes is not None:
         large = limit_gib is not None and model.size_bytes >= limit_gib * GIB
         strategy = "cpu" if large else "gpu"
-    return Intent(
+    return replace(
+        wishes,
         ctx_size=wishes.ctx_size or min(preset.ctx_size, model.n_ctx_train),
         kv_type_k=wishes.kv_type_k or preset.kv_type,
         kv_type_v=wishes.kv_type_v or preset.kv_type,
-        gpu_layers=wishes.gpu_layers,
         moe_strategy=wishes.moe_strategy or strategy,
         ubatch=wishes.ubatch or preset.ubatch,
         batch=wishes.batch or preset.batch,
-        threads=wishes.threads,
-        threads_batch=wishes.threads_batch,
-        n_parallel=wishes.n_parallel,
-        cache_ram_mib=wishes.cache_ram_mib,
     )
 
 

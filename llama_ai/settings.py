@@ -7,8 +7,9 @@ the seed's script are honoured below ours.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from llama_ai.errors import UsageError
 from solver.types import KV_TYPES
@@ -16,10 +17,12 @@ from solver.types import KV_TYPES
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-Kind = Literal["int", "bool", "str", "path", "choice", "kv_types", "device_list"]
-Value = int | bool | str
+Kind = Literal["int", "float", "bool", "str", "path", "choice", "kv_types", "device_list"]
+Value = int | float | bool | str
 
 ENV_PREFIX = "LLAMA_AI_"
+
+_Number = TypeVar("_Number", int, float)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,8 @@ class Setting:
         """The value that ``text`` names; raises :class:`~llama_ai.errors.UsageError`."""
         if self.kind == "int":
             return self._checked_int(text)
+        if self.kind == "float":
+            return self._checked_float(text)
         if self.kind == "bool":
             lowered = text.strip().lower()
             if lowered in {"1", "true", "yes", "on"}:
@@ -82,9 +87,15 @@ class Setting:
             return value
         if self.kind == "int" and isinstance(value, int) and not isinstance(value, bool):
             return self._checked_int(str(value))
-        if self.kind not in {"bool", "int"} and isinstance(value, str):
+        if self.kind == "float" and isinstance(value, int | float) and not isinstance(value, bool):
+            return self._checked_float(str(value))
+        if self.kind not in {"bool", "int", "float"} and isinstance(value, str):
             return self.parse(value)
-        wanted = {"bool": "true or false", "int": "a whole number"}.get(self.kind, "a string")
+        wanted = {
+            "bool": "true or false",
+            "int": "a whole number",
+            "float": "a number",
+        }.get(self.kind, "a string")
         raise self._bad(str(value), wanted)
 
     def _checked_int(self, text: str) -> int:
@@ -92,6 +103,18 @@ class Setting:
             number = int(text)
         except ValueError:
             raise self._bad(text, "a whole number") from None
+        return self._in_range(number, text)
+
+    def _checked_float(self, text: str) -> float:
+        try:
+            number = float(text)
+        except ValueError:
+            raise self._bad(text, "a number") from None
+        if not math.isfinite(number):
+            raise self._bad(text, "a number")
+        return self._in_range(number, text)
+
+    def _in_range(self, number: _Number, text: str) -> _Number:
         if self.minimum is not None and number < self.minimum:
             raise self._bad(text, f"at least {self.minimum}")
         if self.maximum is not None and number > self.maximum:
@@ -215,11 +238,51 @@ SETTINGS: tuple[Setting, ...] = (
         help="MiB of system memory for the prompts of earlier conversations",
     ),
     Setting(
+        name="kv_disk",
+        kind="bool",
+        help="keep conversations on disk, so that they survive a restart",
+    ),
+    Setting(
+        name="kv_dir",
+        kind="path",
+        help="where they are kept (readable transcripts; a private directory is made)",
+    ),
+    Setting(
+        name="kv_max_gib",
+        kind="int",
+        minimum=0,
+        maximum=1 << 20,
+        default=20,
+        help="GiB that they may take, of all models together, never more than half of what is free",
+    ),
+    Setting(
+        name="kv_ram_mib",
+        kind="int",
+        minimum=0,
+        help="another word for --cache-ram",
+    ),
+    Setting(
+        name="kv_max_age_days",
+        kind="int",
+        minimum=0,
+        maximum=36500,
+        default=30,
+        help="days without use after which they are dropped (0: never)",
+    ),
+    Setting(
+        name="system_prompts",
+        kind="int",
+        minimum=0,
+        maximum=1000,
+        default=8,
+        help="system prompts of each model that are dropped last",
+    ),
+    Setting(
         name="ssd_cache",
         kind="bool",
         seed_value=_seed_ssd_cache,
         seed_variables=("_SSD_DISABLE",),
-        help="keep the KV cache on disk, where the engine can",
+        help="another word for --kv-disk",
     ),
     Setting(
         name="fit",
@@ -252,6 +315,76 @@ SETTINGS: tuple[Setting, ...] = (
         kind="bool",
         default=False,
         help="keep the thinking of earlier turns in the prompt",
+    ),
+    # Drafts and projectors. What a draft of each kind may run ahead, and how sure it must be, are
+    # the seed's values.
+    Setting(
+        name="draft",
+        kind="str",
+        default="auto",
+        help="speculative decoding: auto (what lies beside or inside the model), off, or a FILE",
+    ),
+    Setting(
+        name="dspark_n_max",
+        kind="int",
+        minimum=1,
+        maximum=64,
+        default=3,
+        help="tokens that a DSpark draft runs ahead",
+    ),
+    Setting(
+        name="dspark_p_min",
+        kind="float",
+        minimum=0,
+        maximum=1,
+        default=0.0,
+        help="least probability of a token that a DSpark draft proposes",
+    ),
+    Setting(
+        name="mtp_n_max",
+        kind="int",
+        minimum=1,
+        maximum=64,
+        default=2,
+        help="tokens that a model's own MTP layers run ahead",
+    ),
+    Setting(
+        name="mtp_p_min",
+        kind="float",
+        minimum=0,
+        maximum=1,
+        default=0.0,
+        help="least probability of a token that MTP layers propose",
+    ),
+    Setting(
+        name="dflash_n_max",
+        kind="int",
+        minimum=1,
+        maximum=64,
+        default=7,
+        help="tokens that a DFlash draft runs ahead",
+    ),
+    Setting(
+        name="dflash_p_min",
+        kind="float",
+        minimum=0,
+        maximum=1,
+        default=0.6,
+        help="least probability of a token that a DFlash draft proposes",
+    ),
+    Setting(
+        name="mmproj",
+        kind="bool",
+        default=True,
+        help="load the vision or audio projector that belongs to the model",
+    ),
+    # Several models.
+    Setting(
+        name="ttl",
+        kind="int",
+        minimum=1,
+        maximum=1 << 30,
+        help="seconds without a request after which a model is unloaded",
     ),
     # The machine.
     Setting(

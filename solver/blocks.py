@@ -137,12 +137,16 @@ class Sketch:
     def _add_hyper(self, streams: int) -> int:
         """Hyper-connections: several residual streams, mixed into one for each half and back."""
         width, count = self.model.n_embd, self.model.hyper_connections
+        combined = max(self.rows("hc_attn_fn") - 2 * count, 0)
         for half in (self._mix, lambda norm: feed.feed_forward(self, norm)):
             normed = self.make(width * count, streams)
             weights = self.project("hc_attn_fn", normed)
-            mixed = self.make(width, streams, weights)
+            first = self.model.sparse == "compressed" and half != self._mix
+            back = (self.make(count, weights), self.make(combined, weights)) if first else ()
+            mixed = self.make(width, streams, self.make(count, weights))
             out = half(self.over(width, mixed))
-            streams = self.make(width * count, streams, weights, *(() if out is None else (out,)))
+            back = back or (self.make(count, weights), self.make(combined, weights))
+            streams = self.make(width * count, streams, *back, *(() if out is None else (out,)))
         return streams
 
     def _add_per_layer(self, joined: int) -> int:
@@ -201,24 +205,38 @@ class Sketch:
 
     # -- attention -------------------------------------------------------------------------
 
-    def attend(self, query: int, width: int, norm: int) -> int:
-        """Scores over the cache and their sum; ``width`` is what comes out."""
+    def attend(
+        self,
+        query: int,
+        width: int,
+        masks: Callable[[], tuple[int, ...]],
+        *,
+        rows: int = 0,
+        copied_bytes: int = 0,
+    ) -> int:
+        """Scores over the cache and their sum; ``width`` is what comes out.
+
+        ``rows`` are those that a token sees, 0: the block's cache. Without flash attention,
+        ``copied_bytes`` of values are turned first (latent attention reads them from the keys), and
+        the masks are made after the scores.
+        """
         block = self.block
         if self.flash:
-            return self.make(width, query, *self._masks(norm))
-        scores = block.n_head * self.cells[block.sliding]
+            return self.make(width, query, *masks())
+        scores = block.n_head * (rows or self.cells[block.sliding])
         if self.device and 4 * scores * self.tokens >= LARGEST_RESULT:
             self.host_bytes = max(self.host_bytes, 4 * self.tokens * (scores + 2 * width))
             return self.make(width, query)
+        values = (self.graph.add(copied_bytes),) if copied_bytes else ()
         product = self.make(scores, query)
-        soft = self.over(scores, product, *self.mask())
-        return self.make(width, self.make(width, soft))
+        soft = self.over(scores, product, *masks())
+        return self.make(width, self.make(width, soft, *values))
 
     def _masks(self, norm: int) -> tuple[int, ...]:
         """What hides rows from attention: the mask, or what was made of it for this block."""
         selects = self.has("indexer.q_proj") and bool(self.mask())
         together = self.streams == 1 and self.sequences > 1  # then the engine does without
-        if selects and self.model.sparse == "blocks" and not together:
+        if selects and self.model.sparse == "blocks" and self.flash and not together:
             return (sparse.block_mask(self),)
         if selects and self.model.sparse == "experimental":
             return (sparse.scores_by_head(self, norm),)
@@ -265,7 +283,7 @@ class Sketch:
                 key = self._rotate("attn_k_norm", key_width, key)
             self.graph.add(0, *(item for item in (key, value) if item is not None))
         gate = self.make(query_width, full) if gated and self.device else None
-        out = self.attend(query, out_width, norm)
+        out = self.attend(query, out_width, lambda: self._masks(norm))
         if self.rotated:
             out = self.make(out_width, out)
         if gated:

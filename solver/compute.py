@@ -15,7 +15,7 @@ from solver.cache import (
 )
 from solver.graph import Graph
 from solver.mixers import decay_bytes
-from solver.sparse import POOLED_ROWS
+from solver.sparse import POOLED_ROWS, scored_pools, selected_rows
 
 if TYPE_CHECKING:
     from solver.model import Block, Model
@@ -33,10 +33,7 @@ _MOST_SPARE: Final = 16 << 20
 many embedding-sized results; all get them, because too much is harmless and too little is not."""
 
 _SPARSE_SPARE: Final = {
-    ("selected", True): 11,
-    ("compressed", False): 12,
-    ("pooled", True): 14,
-    ("pooled", False): 14,
+    ("selected", True): 40,
     ("blocks", True): 24,
     ("experimental", True): 12,
     ("experimental", False): 24,
@@ -102,6 +99,10 @@ class _Shape:
             for kind in sorted(kinds)
         }
         self.more_masks = self._more_masks(context, mask_type) if not draft else {}
+        # Without flash attention every value of a token has its own place in the cache.
+        widest = max((c.v_width for c in model.caches if not c.indexer), default=0)
+        transposed = not self.flash and model.causal
+        self.value_places = 8 * widest * self.tokens * len(kinds) if transposed else 0
         quantized = KV_BLOCKS[layout.kv_type_k][0] > 1 or KV_BLOCKS[layout.kv_type_v][0] > 1
         self.host_bytes = 0
         # Four of a kind settle the peak, unless gaps of many sizes are left over.
@@ -115,17 +116,22 @@ class _Shape:
         if kind == "pooled":
             pool = self.model.indexer_pool
             pools = self.layout.n_parallel * context // pool
-            chosen = pool * min(pools, self.model.indexer_top_k // pool) + pool - 1
-            return {"pools": mask_type * pools * self.tokens, "gather": 4 * chosen * self.tokens}
+            chosen = selected_rows(pools, self.model.indexer_top_k, pool)
+            return {
+                # Their members and those of the new ones (all of them, at worst), and their rows.
+                "members": (8 * pool + 12) * pools,
+                "pools": 2 * scored_pools(pools) * self.tokens,
+                "gather": 4 * chosen * self.tokens,
+            }
         if kind == "experimental":
             return {"bias": 4 * (context // POOLED_ROWS) * self.tokens}
         if kind == "selected":
-            return {"indexer": self.mask_bytes.get(False, 0)}
+            return {"indexer": self.mask_bytes.get(False, 0) * 2 // mask_type}
         if kind != "compressed":
             return {}
         ratios = {c.ratio for c in self.model.caches if c.kind == "compressed"}
         rows = {ratio: padded(max(1, -(-context // ratio))) for ratio in ratios}
-        names = {4: ("selected", "indexer"), 128: ("all",)}
+        names = {_SELECTED_RATIO: ("indexer", "selected"), 128: ("all",)}
         self.compressed_cells = {
             name: rows[ratio] for ratio in sorted(ratios) for name in names.get(ratio, ())
         }
@@ -218,7 +224,11 @@ class _Shape:
                 row += row_bytes(layout.kv_type_v, cache.v_width) if cache.v_width else row
                 sizes.append(row * cells(cache, layout, self.model.n_swa, self.tokens))
         # One of the two is often copied again before the first copy is free.
-        return max(sizes) + min(max(sizes), _MOST_SPARE)
+        again = max(sizes) // 2 if self.model.mla else min(max(sizes), _MOST_SPARE)
+        return max(sizes) + again
+
+    def _inputs(self, graph: Graph) -> dict[str, int]:
+        return {name: graph.input(size) for name, size in self.more_masks.items()}
 
     def _masks(self, graph: Graph) -> dict[bool, int]:
         return {kind: graph.input(size) for kind, size in self.mask_bytes.items()}
@@ -250,9 +260,7 @@ class _Shape:
         current = start
         if model.hyper_connections:
             current = graph.add(model.hyper_connections * self._embedding(), start)
-        sketch.more_masks = {name: graph.input(size) for name, size in self.more_masks.items()}
         sketch.compressed_cells = self.compressed_cells
-        sketch.zeros = self._zeros(graph)
         if decay := self._decay():
             sketch.decay = graph.input(decay)
         for block in self._blocks():
@@ -269,9 +277,13 @@ class _Shape:
         """Everything in one buffer."""
         graph = Graph()
         sketch = self._sketch(graph, on_gpu=False)
-        graph.input(_SMALL * self.tokens + self.rotations)
+        sketch.zeros = self._zeros(graph)
+        graph.input(_SMALL * self.tokens + self.rotations + self.value_places)
         graph.input(self._embedding())  # for prompts that are embeddings already; never freed
-        sketch.masks = self._masks(graph)
+        if self.model.sparse == "compressed":  # whose attention's own mask comes first
+            sketch.masks, sketch.more_masks = self._masks(graph), self._inputs(graph)
+        else:
+            sketch.more_masks, sketch.masks = self._inputs(graph), self._masks(graph)
         sketch.embedding = start = graph.add(self._embedding())
         sketch.per_layer_input = graph.add(self._per_layer_input())
         self._walk(sketch, start, on_gpu=False)
@@ -281,10 +293,12 @@ class _Shape:
         """Copies of the inputs, and the results of the blocks."""
         graph = Graph()
         sketch = self._sketch(graph, on_gpu=True)
+        sketch.zeros = self._zeros(graph)
         sketch.embedding = start = graph.input(self._embedding())
         sketch.per_layer_input = graph.input(self._per_layer_input())
-        graph.input(_SMALL * self.tokens + self.rotations)
+        graph.input(_SMALL * self.tokens + self.rotations + self.value_places)
         graph.input(self._copied_cache_bytes())
+        sketch.more_masks = self._inputs(graph)
         sketch.masks_behind = self._last_host_experts_before_attention()
         if sketch.masks_behind is None:
             sketch.masks = self._masks(graph)
@@ -322,6 +336,7 @@ class _Shape:
             + 2 * self._embedding()
             + self._per_layer_input()
             + _SMALL * self.tokens
+            + self.value_places
             + self.rotations
             + self._positions()
             + self._decay()

@@ -8,6 +8,7 @@ sketch of the graph (:mod:`solver.blocks`), which also gives the gaps that a mer
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from typing import Final
 
 ALIGNMENT: Final = 128
@@ -61,17 +62,12 @@ class Graph:
         for index, sources in enumerate(self._sources):
             if index in inputs:
                 continue
-            reused = next(
-                (
-                    source
-                    for source in sources
-                    if self._in_place[index]
-                    and uses[source] == 1
-                    and sizes[source] == sizes[index]
-                    and source in offsets
-                ),
-                None,
-            )
+            reused = None
+            if self._in_place[index]:
+                for source in sources:
+                    if uses[source] == 1 and sizes[source] == sizes[index] and source in offsets:
+                        reused = source
+                        break
             if reused is not None:
                 offsets[index] = offsets.pop(reused)
             else:
@@ -155,9 +151,8 @@ class _Chunk:
         return offset
 
     def release(self, offset: int, size: int) -> None:
-        free, at = self.free, 0
-        while at < len(free) and free[at][0] < offset:
-            at += 1
+        free = self.free
+        at = bisect_left(free, (offset, 0))
         free.insert(at, (offset, size))
         if at + 1 < len(free) and offset + size == free[at + 1][0]:
             free[at] = (offset, size + free[at + 1][1])

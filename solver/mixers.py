@@ -117,12 +117,18 @@ def mamba(sketch: Sketch, norm: int) -> int:
             # No device operation: the host scans, and the result is copied back.
             sketch.host_bytes = max(
                 sketch.host_bytes,
-                scanned_bytes + 4 * sketch.tokens * (2 * inner + sketch.rows("ssm_x")),
+                scanned_bytes
+                + 4 * values * sketch.sequences
+                + 4 * sketch.tokens * (2 * inner + sketch.rows("ssm_x")),
             )
     else:
         heads = sketch.tensors["ssm_a"][0][-1]
         step = sketch.over(heads, sketch.make(heads, projected))
         sources = (convolved, step)
+        if sketch.host_block:
+            # A scan stays with its state; each of its three inputs brings the whole row along.
+            moved = scanned_bytes + 12 * channels * sketch.tokens
+            sketch.host_bytes = max(sketch.host_bytes, moved)
     scanned = sketch.graph.add(scanned_bytes, *sources)
     sketch.graph.add(0, scanned)
     z = sketch.make(inner, projected)
@@ -193,7 +199,14 @@ def lightning(sketch: Sketch, norm: int) -> int:
     width = block.n_head * block.head_k
     square = decay_bytes(block.n_head, sketch.tokens, sketch.sequences)
     mixed = sketch.project("attn_qkv", norm)
-    mixed = sketch.position(3 * width, mixed)
+    if sketch.device and sketch.sequences > 1:
+        # No device operation multiplies several sequences by a matrix at once.
+        moved = 4 * (sketch.model.n_embd + 3 * width) * sketch.tokens
+        moved += sketch.tensors["attn_qkv.weight"][1]
+        sketch.host_bytes = max(sketch.host_bytes, moved)
+        mixed = sketch.over(3 * width, mixed)
+    else:
+        mixed = sketch.position(3 * width, mixed)
     query = sketch.make(width, mixed)
     values = sketch.make(width, mixed)
     products = graph.add(square, mixed)

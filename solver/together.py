@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from solver.types import MIB
@@ -24,13 +24,17 @@ class Together:
     cache_ram_mib: int
 
 
-def side_by_side(machine: Machine, needs: Sequence[Memory]) -> Together:
+def side_by_side(
+    machine: Machine, needs: Sequence[Memory], *, fixed_caches: bool = False
+) -> Together:
     """The most models of which *any* selection fits the budgets together; at least one.
 
     The engine chooses itself which ones are loaded, by last use, and only counts them: the largest
     ones must fit too. Prompt caches are set to :data:`CACHE_EACH_MIB` for this, and share what the
-    host then has left.
+    host then has left; with ``fixed_caches`` they are what the user said.
     """
+    if not fixed_caches:
+        needs = [_with_least_cache(need) for need in needs]
     if not needs:
         return Together(count=1, cache_ram_mib=CACHE_EACH_MIB)
     count = 1
@@ -38,6 +42,10 @@ def side_by_side(machine: Machine, needs: Sequence[Memory]) -> Together:
         count += 1
     left = max(0, _left_bytes(machine, needs, count, of_host=True))
     return Together(count=count, cache_ram_mib=CACHE_EACH_MIB + left * 9 // 10 // count // MIB)
+
+
+def _with_least_cache(need: Memory) -> Memory:
+    return replace(need, host=replace(need.host, prompt_cache_bytes=CACHE_EACH_MIB * MIB))
 
 
 def _left_bytes(
@@ -48,10 +56,7 @@ def _left_bytes(
     ``of_host`` leaves the device's own budget out, which no prompt cache takes from.
     """
     gpu = sum(sorted((need.gpu.total_bytes for need in needs), reverse=True)[:count])
-    hosts = [
-        need.host.total_bytes - need.host.prompt_cache_bytes + CACHE_EACH_MIB * MIB
-        for need in needs
-    ]
+    hosts = [need.host.total_bytes for need in needs]
     host = sum(sorted(hosts, reverse=True)[:count])
     left = [machine.host_budget_bytes - host]
     if not of_host:

@@ -61,14 +61,17 @@ def _register(name: str, command: Callable[..., None]) -> None:
 
 
 def _register_all() -> None:
+    from llama_ai.cli import kernel_params
     from llama_ai.cli.backends import backends
     from llama_ai.cli.build import build
     from llama_ai.cli.doctor import doctor
     from llama_ai.cli.logs import logs
     from llama_ai.cli.models import models
+    from llama_ai.cli.monitor import monitor
     from llama_ai.cli.profile import profile
     from llama_ai.cli.pull import pull
     from llama_ai.cli.serve import serve
+    from llama_ai.cli.service import service_app
     from llama_ai.cli.status import status
     from llama_ai.cli.stop import stop
 
@@ -82,6 +85,9 @@ def _register_all() -> None:
     _register("status", status)
     _register("stop", stop)
     _register("logs", logs)
+    app.add_typer(kernel_params.app, name="kernel-params")
+    app.add_typer(service_app, name="service")
+    _register("monitor", monitor)
 
 
 def invoke(words: Sequence[str], raw: Sequence[str] = ()) -> int:

@@ -27,6 +27,14 @@ ModelArgument = Annotated[
         show_default=False,
     ),
 ]
+ModelsArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODEL]...",
+        help="GGUF files, models of the catalog, or owner/repo[:QUANT]; none: all that are here",
+        show_default=False,
+    ),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON object")]
 RootOption = Annotated[
     str | None,
@@ -92,7 +100,7 @@ def _parameter(setting: Setting) -> inspect.Parameter:
         kind = bool
         off = setting.negative_flag or f"--no-{setting.flag.removeprefix('--')}"
         words = [f"{setting.flag}/{off}"]
-    elif setting.kind == "int":
+    elif setting.kind in {"int", "float"}:
         metavar = "N"  # checked by the table, like every other source of the value
     elif setting.kind == "choice":
         metavar = "|".join(setting.choices)

@@ -12,7 +12,7 @@ from llama_ai import paths
 from llama_ai.cli import output
 from llama_ai.command import Built, build_command
 from llama_ai.config import read_config, resolve
-from llama_ai.errors import ModelNotFoundError, UsageError
+from llama_ai.errors import EngineNotReadyError, ModelNotFoundError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from llama_ai.engine.capabilities import EngineInfo
     from llama_ai.gguf.facts import ModelFacts
     from llama_ai.hardware.facts import HardwareFacts, Overrides
+    from llama_ai.models.catalog import Entry
     from llama_ai.planning import EngineDevice, Profile
     from llama_ai.settings import Value
     from solver.types import Layout, Rejected
@@ -88,18 +89,17 @@ def read_api_key(settings: Settings) -> str | None:
     return keys[0]
 
 
-def find_model(word: str | None, settings: Settings) -> tuple[str, Path]:
-    """The name and the first file of the model; without a word, the only one of the catalog."""
+def find_model(word: str | None, settings: Settings) -> Entry:
+    """The model that is meant; without a word, the only one of the catalog."""
     from llama_ai.models.catalog import resolve as resolve_model
     from llama_ai.models.catalog import scan
 
     dirs = settings.config.model_dirs
     if word is not None:
-        entry = resolve_model(word, dirs, os.environ)
-        return entry.name, entry.path
+        return resolve_model(word, dirs, os.environ)
     entries = [entry for entry in scan(dirs, os.environ) if not entry.missing]
     if len(entries) == 1:
-        return entries[0].name, entries[0].path
+        return entries[0]
     if not entries:
         raise ModelNotFoundError(
             "there are no models here",
@@ -150,24 +150,30 @@ def ready_engine(settings: Settings, facts: HardwareFacts) -> EngineInfo:
 def prepare(
     settings: Settings,
     *,
-    model_name: str,
-    model_path: Path,
+    entry: Entry,
     facts: HardwareFacts,
     engine: EngineInfo | None,
     raw: Sequence[str],
     as_asked: bool = False,
     verify: bool = False,
 ) -> Prepared:
-    """Solve for ``model_path`` and build the command. ``engine`` is ``None`` in a dry run.
+    """Solve for the model ``entry`` and build the command. ``engine`` is ``None`` in a dry run.
 
     ``verify`` has the engine measure the plan before it is used, where it can.
     """
     from llama_ai.cli.verify import verified
+    from llama_ai.companions import choose_companions
     from llama_ai.gguf.facts import read_facts
     from llama_ai.planning import choose_target, make_profile
     from llama_ai.supervisor.learned import recall
 
-    model = read_facts(model_path)
+    model = read_facts(entry.path)
+    projector = entry.projector
+    companions = choose_companions(
+        model, entry.companions, projector.path if projector else None, settings
+    )
+    for text in companions.notes:
+        output.note(f"note: {text}")
     target = choose_target(facts, settings, os.environ, _devices(settings, facts, engine))
     learned = recall(lesson_key(facts, model, engine)) if engine and not as_asked else None
 
@@ -175,7 +181,8 @@ def prepare(
         return make_profile(
             model,
             model_path=model.path,
-            model_name=model_name,
+            model_name=entry.name,
+            companions=companions,
             target=target,
             settings=settings,
             learned=learned,
@@ -221,6 +228,14 @@ def lesson_key(facts: HardwareFacts, model: ModelFacts, engine: EngineInfo) -> s
         model.size_bytes,
         engine.key,
     )
+
+
+def refuse_early(settings: Settings, entry: Entry, facts: HardwareFacts) -> None:
+    """Solve without an engine; raises what no engine would change: a bad model, nothing fits."""
+    try:
+        prepare(settings, entry=entry, facts=facts, engine=None, raw=())
+    except EngineNotReadyError:
+        return  # devices are known only once there is an engine
 
 
 def forget_lessons(facts: HardwareFacts, model_path: Path, engine: EngineInfo) -> None:

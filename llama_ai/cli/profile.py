@@ -74,14 +74,13 @@ def show_profile(
 
     if form not in FORMS:
         raise UsageError(f"there is no format '{form}'", hint="one of " + ", ".join(FORMS))
-    model_name, model_path = pipeline.find_model(model, settings)
+    entry = pipeline.find_model(model, settings)
     facts = pipeline.detect_machine(settings, root)
     # A recorded machine's devices are not this machine's: its engine is not asked.
     engine = pipeline.built_engine(settings) if root is None else None
     prepared = pipeline.prepare(
         settings,
-        model_name=model_name,
-        model_path=model_path,
+        entry=entry,
         facts=facts,
         engine=engine,
         raw=raw,
@@ -129,6 +128,9 @@ def print_text(prepared: Prepared) -> None:
     output.line()
     _text_memory(prepared)
     _text_speed(prepared)
+    if profile.suggestion is not None:
+        output.line()
+        output.line(profile.suggestion)
     if profile.over is not None:
         output.line()
         output.line(
@@ -231,7 +233,8 @@ def _argv(prepared: Prepared) -> None:
     output.line(shlex.join(prepared.built.command.argv))
 
 
-def _json(prepared: Prepared) -> None:
+def document(prepared: Prepared) -> dict[str, object]:
+    """The object of ``profile --format json``, without its schema."""
     from dataclasses import asdict
 
     from llama_ai.command import plan_environment
@@ -240,71 +243,99 @@ def _json(prepared: Prepared) -> None:
     machine, plan, layout = profile.target.machine, profile.plan, profile.plan.layout
     facts, model = prepared.facts, profile.model
     gpu = facts.gpu
-    output.print_json(
-        "profile",
-        {
-            "model": {
-                "path": str(profile.model_path),
-                "name": profile.model_name,
-                "arch": model.architecture,
-                "size_bytes": model.size_bytes,
-                "moe": model.is_moe,
-                "ssm": model.is_recurrent,
-                "n_layer": profile.n_layer,
-                "n_ctx_train": model.n_ctx_train,
-                "n_expert": model.hparams.n_expert,
-                "n_expert_used": _experts_used(model),
-                "reasons": model.reasons,
-            },
-            "machine": {
-                "tier": machine.tier,
-                "backend": machine.backend,
-                "device": machine.device,
-                "gfx": gpu.gfx if gpu else None,
-                "apu": facts.is_amd_apu,
-                "ram_bytes": machine.ram_bytes,
-                "vram_bytes": gpu.vram_bytes if gpu else None,
-                "gtt_bytes": gpu.gtt_bytes if gpu else None,
-                "gpu_budget_bytes": machine.gpu_budget_bytes,
-                "host_budget_bytes": machine.host_budget_bytes,
-                "pool_budget_bytes": machine.pool_budget_bytes,
-            },
-            "profile": {
-                "ctx_size": layout.ctx_size,
-                "kv_type_k": layout.kv_type_k,
-                "kv_type_v": layout.kv_type_v,
-                "moe_strategy": plan.strategy if model.is_moe else None,
-                "gpu_layers": layout.gpu_layers,
-                "n_cpu_moe": layout.n_cpu_moe,
-                "ubatch": layout.ubatch,
-                "batch": layout.batch,
-                "threads": plan.threads,
-                "threads_batch": plan.threads_batch,
-                "parallel": layout.n_parallel,
-                "load_mode": layout.load_mode,
-                "cache_ram_mib": plan.cache_ram_mib,
-                "kv_disk": False,
-                "draft": None,
-                "legacy_name": profile.legacy_name,
-                "score": plan.score,
-            },
-            "fits": profile.over is None,
-            "estimate": {
-                "decode_tokens_s": _rounded(plan.speed.decode_tokens_s),
-                "decode_full_tokens_s": _rounded(plan.speed.decode_full_tokens_s),
-                "prefill_tokens_s": _rounded(plan.speed.prefill_tokens_s),
-            },
-            "memory": {
-                "gpu": _side(plan.memory.gpu, machine.gpu_budget_bytes),
-                "host": _side(plan.memory.host, machine.host_budget_bytes),
-            },
-            "sources": dict(profile.sources),
-            "reasons": [asdict(reason) for reason in plan.reasons],
-            "rejected": [asdict(miss) for miss in plan.rejected],
-            "argv": list(prepared.built.command.argv),
-            "env": plan_environment(profile),
+    return {
+        "model": {
+            "path": str(profile.model_path),
+            "name": profile.model_name,
+            "arch": model.architecture,
+            "size_bytes": model.size_bytes,
+            "moe": model.is_moe,
+            "ssm": model.is_recurrent,
+            "n_layer": profile.n_layer,
+            "n_ctx_train": model.n_ctx_train,
+            "n_expert": model.hparams.n_expert,
+            "n_expert_used": _experts_used(model),
+            "reasons": model.reasons,
         },
-    )
+        "machine": {
+            "tier": machine.tier,
+            "backend": machine.backend,
+            "device": machine.device,
+            "gfx": gpu.gfx if gpu else None,
+            "apu": facts.is_amd_apu,
+            "ram_bytes": machine.ram_bytes,
+            "vram_bytes": gpu.vram_bytes if gpu else None,
+            "gtt_bytes": gpu.gtt_bytes if gpu else None,
+            "gpu_budget_bytes": machine.gpu_budget_bytes,
+            "host_budget_bytes": machine.host_budget_bytes,
+            "pool_budget_bytes": machine.pool_budget_bytes,
+        },
+        "profile": {
+            "ctx_size": layout.ctx_size,
+            "kv_type_k": layout.kv_type_k,
+            "kv_type_v": layout.kv_type_v,
+            "moe_strategy": plan.strategy if model.is_moe else None,
+            "gpu_layers": layout.gpu_layers,
+            "n_cpu_moe": layout.n_cpu_moe,
+            "ubatch": layout.ubatch,
+            "batch": layout.batch,
+            "threads": plan.threads,
+            "threads_batch": plan.threads_batch,
+            "parallel": layout.n_parallel,
+            "load_mode": layout.load_mode,
+            "cache_ram_mib": plan.cache_ram_mib,
+            "kv_disk": profile.kv_disk is not None and profile.kv_disk.enabled,
+            "draft": _draft_json(prepared),
+            "projector": (
+                str(profile.companions.projector.path) if profile.companions.projector else None
+            ),
+            "legacy_name": profile.legacy_name,
+            "score": plan.score,
+        },
+        "fits": profile.over is None,
+        "suggestion": profile.suggestion,
+        "estimate": {
+            "decode_tokens_s": _rounded(plan.speed.decode_tokens_s),
+            "decode_full_tokens_s": _rounded(plan.speed.decode_full_tokens_s),
+            "prefill_tokens_s": _rounded(plan.speed.prefill_tokens_s),
+        },
+        "memory": {
+            "gpu": _side(plan.memory.gpu, machine.gpu_budget_bytes),
+            "host": _side(plan.memory.host, machine.host_budget_bytes),
+        },
+        "sources": dict(profile.sources),
+        "reasons": [asdict(reason) for reason in plan.reasons],
+        "rejected": [asdict(miss) for miss in plan.rejected],
+        "argv": list(prepared.built.command.argv),
+        "env": plan_environment(profile),
+    }
+
+
+def _json(prepared: Prepared) -> None:
+    output.print_json("profile", document(prepared))
+
+
+def record_of(prepared: Prepared) -> dict[str, object]:
+    """What the instance file keeps of the profile: name, summary, and the plan for the monitor.
+
+    Without the command line and the environment, which may hold words of the user's own.
+    """
+    plan = {key: value for key, value in document(prepared).items() if key not in ("argv", "env")}
+    plan["rejected"] = plan["rejected"][:40]  # type: ignore[index] # a list
+    profile = prepared.profile
+    return {"name": profile.model_name, "summary": profile.summary, "plan": plan}
+
+
+def _draft_json(prepared: Prepared) -> dict[str, object] | None:
+    draft = prepared.profile.draft
+    if draft is None:
+        return None
+    return {
+        "kind": draft.kind,
+        "path": str(draft.path) if draft.path else None,
+        "n_max": draft.n_max,
+        "p_min": draft.p_min,
+    }
 
 
 def _rounded(figure: float | None) -> float | None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llama_ai.cli.options import JsonOption, ModelArgument, RootOption, serving_options
+from llama_ai.cli.options import JsonOption, ModelsArgument, RootOption, serving_options
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,6 +35,8 @@ ForgetOption = Annotated[
 # The words of the seed's script, so that old scripts keep working.
 ListModelsOption = Annotated[bool, typer.Option("--list-models", hidden=True)]
 ListBackendsOption = Annotated[bool, typer.Option("--list-backends", hidden=True)]
+DownloadOption = Annotated[str | None, typer.Option("--download", hidden=True)]
+QuantOption = Annotated[str | None, typer.Option("--quant", hidden=True)]
 ServerOption = Annotated[bool, typer.Option("--server", hidden=True)]
 
 
@@ -43,7 +45,7 @@ def serve(
     context: typer.Context,
     flags: Mapping[str, Value | None],
     assignments: list[str],
-    model: ModelArgument = None,
+    models: ModelsArgument = None,
     demo: DemoOption = False,
     print_profile: PrintOption = False,
     form: FormatOption = "text",
@@ -53,8 +55,10 @@ def serve(
     list_models: ListModelsOption = False,
     list_backends: ListBackendsOption = False,
     server: ServerOption = False,
+    download: DownloadOption = None,
+    quant: QuantOption = None,
 ) -> None:
-    """Serve MODEL over the OpenAI and Anthropic APIs.
+    """Serve MODEL over the OpenAI and Anthropic APIs; several, or all without a name, on one port.
 
     Words after `--` are passed on to the engine.
     """
@@ -63,20 +67,31 @@ def serve(
 
     del server  # serving is what this command does
     if list_models:
-        from llama_ai.cli.models import models
+        from llama_ai.cli.models import models as list_them
 
-        models(json=json)
+        list_them(json=json)
         return
     if list_backends:
         from llama_ai.cli.backends import backends
 
         backends(json=json)
         return
+    if download is not None:
+        from llama_ai.cli.pull import fetch
+
+        fetch(download, quant=quant, yes=True, json=json)
+        return
+    if quant is not None:
+        raise UsageError("--quant goes with --download NAME")
     settings = read_settings(flags, assignments)
     raw: tuple[str, ...] = context.obj or ()
-    if demo and model is not None:
+    words = list(models or ())
+    if demo and words:
         raise UsageError("--demo and MODEL exclude each other")
     if print_profile:
+        if len(words) > 1:
+            raise UsageError("--print-profile takes one MODEL", hint="ask for each by itself")
+        model = words[0] if words else None
         from llama_ai.cli.profile import show_profile
 
         show_profile(
@@ -93,7 +108,7 @@ def serve(
         raise UsageError(
             "--json goes with --print-profile; a running server answers `status --json`"
         )
-    code = _serve(settings, model, demo=demo, raw=raw, forget=forget)
+    code = _serve(settings, words, demo=demo, raw=raw, forget=forget)
     if code:
         raise typer.Exit(code)
 
@@ -107,12 +122,13 @@ def _demo_model() -> str:
 
 
 def _serve(
-    settings: Settings, model: str | None, *, demo: bool, raw: tuple[str, ...], forget: bool
+    settings: Settings, words: list[str], *, demo: bool, raw: tuple[str, ...], forget: bool
 ) -> int:
     import asyncio
     import signal
 
     from llama_ai.cli import output, pipeline
+    from llama_ai.cli.profile import record_of
     from llama_ai.cli.shrink import Shrinker
     from llama_ai.supervisor.ports import check_port_free
     from llama_ai.supervisor.restart import RestartPolicy
@@ -125,19 +141,30 @@ def _serve(
     api_key = pipeline.read_api_key(settings)
     check_port_free(host, port)
     if demo:
-        model = _demo_model()
-    model_name, model_path = pipeline.find_model(model, settings)
+        words = [_demo_model()]
     url = f"http://{_url_host(host)}:{port}"
+    if len(words) == 1:
+        entry = pipeline.find_model(words[0], settings)
+    else:
+        from llama_ai.cli.serve_several import chosen_entries, serve_several
+
+        entries = chosen_entries(words, settings)
+        if len(entries) > 1:
+            return serve_several(entries, settings, raw=raw, url=url)
+        entry = entries[0] if entries else pipeline.find_model(None, settings)
+    model_path = entry.path
     name = default_name(port)
     with claim(name=name, host=host, port=port, url=url, model=str(model_path)) as held:
         facts = pipeline.detect_machine(settings, None)
+        if pipeline.built_engine(settings) is None:
+            # What cannot be served is said before minutes are spent on a build.
+            pipeline.refuse_early(settings, entry, facts)
         engine = pipeline.ready_engine(settings, facts)
         if forget:
             pipeline.forget_lessons(facts, model_path, engine)
         prepared = pipeline.prepare(
             settings,
-            model_name=model_name,
-            model_path=model_path,
+            entry=entry,
             facts=facts,
             engine=engine,
             raw=raw,
@@ -151,6 +178,8 @@ def _serve(
         )
         output.note(f"profile  {profile.summary}")
         output.note(f"log      {log_path}")
+        if profile.suggestion is not None:
+            output.note(f"note: {profile.suggestion}")
         show = _Announcer(url, log_path, prepared)
         code = asyncio.run(
             supervise(
@@ -160,7 +189,7 @@ def _serve(
                     port=port,
                     url=url,
                     model_path=model_path,
-                    profile={"name": profile.model_name, "summary": profile.summary},
+                    profile=record_of(prepared),
                     log_path=log_path,
                     start_timeout_s=float(settings.number("start_timeout") or 900),
                     api_key=api_key,

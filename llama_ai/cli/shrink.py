@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from llama_ai.cli import output, pipeline
+from llama_ai.cli.profile import record_of
 from llama_ai.planning import intent_from
 from llama_ai.supervisor.learned import recall, remember
 from llama_ai.supervisor.restart import Smaller
@@ -58,5 +59,5 @@ class Shrinker:
         except OSError as error:
             output.note(f"note: what was learned could not be kept: {error.strerror}")
         built = pipeline.command_for(self._profile, self._settings, engine, self._raw)
-        shown = {"name": profile.model_name, "summary": self._profile.summary}
-        return Smaller(command=built.command, message=step.message, profile=shown)
+        now = replace(self._prepared, profile=self._profile, built=built)
+        return Smaller(command=built.command, message=step.message, profile=record_of(now))

@@ -40,7 +40,9 @@ def as_json(record: InstanceRecord) -> dict[str, Any]:
         "engine_pid": record.engine_pid if record.engine_alive else None,
         "url": record.url,
         "model": record.model,
-        "profile": record.profile,
+        "profile": None
+        if record.profile is None
+        else {key: record.profile.get(key) for key in ("name", "summary")},
         "restarts": record.restarts,
         "last_failure": None if failure is None else asdict(failure),
         "started_at": record.started_at,
@@ -68,6 +70,7 @@ def _show(records: list[InstanceRecord]) -> None:
         right=frozenset({2, 3, 6}),
     )
     for record in records:
+        _show_models(record)
         if record.last_failure is not None:
             failure = record.last_failure
             output.line(f"{record.name}: last failure {failure.at}: {failure.message}")
@@ -76,6 +79,13 @@ def _show(records: list[InstanceRecord]) -> None:
                 f"{record.name}: the engine (pid {record.engine_pid}) lost its supervisor; "
                 f"`llama-ai stop {record.name}` ends it"
             )
+
+
+def _show_models(record: InstanceRecord) -> None:
+    """The models of a router, each with its plan or the reason why it is refused."""
+    for model in (record.profile or {}).get("models") or ():
+        what = model.get("summary") or f"refused: {model.get('why_not')}"
+        output.line(f"  {model.get('name')}: {what}")
 
 
 def _state(record: InstanceRecord) -> str:

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 
 from llama_ai.cli import output
 from llama_ai.errors import DoesNotFitError
+from llama_ai.models.names import ENGINE_TYPES
 from solver.solve import over_budget
 from solver.types import Rejected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+    from pathlib import Path
 
     from llama_ai.engine.capabilities import EngineInfo
     from llama_ai.engine.probe import Measured
@@ -42,6 +44,7 @@ def verified(engine: EngineInfo, make: Callable[[Refused], Profile]) -> Profile:
             [profile.plan.layout],
             device=target.device.name if target.device else None,
             env={**os.environ, **target.child_env.set},
+            draft=_draft_file(profile),
         )
         if answers is None:
             return profile
@@ -60,6 +63,13 @@ def verified(engine: EngineInfo, make: Callable[[Refused], Profile]) -> Profile:
         "no plan that was tried fits by the engine's own measurement",
         hint="ask for less: a smaller --ctx-size, or --kv-cache-type q4_0",
     )
+
+
+def _draft_file(profile: Profile) -> tuple[str, Path] | None:
+    draft = profile.draft
+    if draft is None or draft.path is None:
+        return None
+    return ENGINE_TYPES[draft.kind], draft.path
 
 
 def measured_miss(profile: Profile, answer: Measured) -> Rejected | None:

@@ -65,19 +65,21 @@ def measure(
     *,
     device: str | None,
     env: Mapping[str, str],
+    draft: tuple[str, Path] | None = None,
     timeout_s: float = PROBE_TIMEOUT_S,
 ) -> tuple[Measured, ...] | None:
     """What the engine needs for each of ``layouts``, in order; ``None`` if it has no probe.
 
     ``device`` is the engine's name of the device to use (``None``: the CPU alone), ``env`` the
-    environment that the engine would be started with. Raises
+    environment that the engine would be started with, ``draft`` the engine's word for the kind of
+    a draft file (``draft-dflash``) and its path, for layouts that load one. Raises
     :class:`~llama_ai.errors.ModelNotFoundError` for a model that cannot be read and
     :class:`~llama_ai.errors.EngineNotReadyError` when the probe fails or hangs.
     """
     program = engine.directory / PROGRAM
     if not program.is_file():
         return None
-    asked = [layout_words(layout, device) for layout in layouts]
+    asked = [layout_words(layout, device, draft) for layout in layouts]
     done = run(
         [program, model],
         env=scrubbed(env),
@@ -107,7 +109,9 @@ def measure(
     return measured
 
 
-def layout_words(layout: Layout, device: str | None) -> dict[str, object]:
+def layout_words(
+    layout: Layout, device: str | None, draft: tuple[str, Path] | None = None
+) -> dict[str, object]:
     """A layout in the probe's words, which are the server's flags; everything is said."""
     words: dict[str, object] = {
         "ctx_size": layout.ctx_size,
@@ -129,6 +133,11 @@ def layout_words(layout: Layout, device: str | None) -> dict[str, object]:
     if layout.mtp:
         words["spec_type"] = "draft-mtp"
         words["spec_draft_n_max"] = layout.mtp_n_max
+    elif layout.draft_file and draft is not None:
+        words["spec_type"], words["spec_draft_model"] = draft[0], str(draft[1])
+        words["spec_draft_n_max"] = layout.mtp_n_max
+        words["spec_draft_device"] = device or "none"
+        words["spec_draft_ngl"] = 999 if layout.gpu_layers else 0
     return words
 
 

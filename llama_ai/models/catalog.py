@@ -1,34 +1,49 @@
 """Which models are here: one resolver for every command.
 
-Read are, in this order: ``models/`` of the checkout, our data directory, the directories of
-``config.toml``, and the Hugging Face cache. Split files are joined; projectors, drafts and adapters
-serve another model and are not listed as models. Nothing is opened: names and sizes decide.
+The places of :mod:`.stores` are read in their order. Split files are joined; projectors, drafts and
+adapters are attached to the model that they serve and not listed; a model that lies in several
+places is listed once with all of them. Names and sizes decide; only files of equal size are opened,
+to see whether they are the same.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llama_ai import paths
 from llama_ai.errors import ModelNotFoundError
+from llama_ai.models.names import (
+    DraftKind,
+    Kind,
+    base_of,
+    belongs,
+    draft_kind_of,
+    kind_of,
+    quant_of,
+    shard_of,
+)
+from llama_ai.models.stores import gguf_files, ollama_models, places
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<total>\d{5})$")
-COMPANION = re.compile(
-    r"(^|[-_.])(mmproj|draft|dspark|dflash|lora|adapter|imatrix)([-_.]|$)", re.IGNORECASE
-)
-QUANT = re.compile(
-    r"(?:^|[-_.])((?:UD-)?(?:I?Q\d+_[0-9A-Z]+(?:_[A-Z]+)*|MXFP4(?:_MOE)?|BF16|F16|F32))$",
-    re.IGNORECASE,
-)
-MAX_DEPTH = 6
-MAX_FILES = 20_000
+    from llama_ai.models.stores import Place
+
+_SAMPLE_BYTES = 1 << 16
+_HEADER_SAMPLE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Companion:
+    """A file that serves a model: its projector, a draft, an adapter."""
+
+    kind: Kind
+    path: Path
+    size_bytes: int
+    draft_kind: DraftKind | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +60,28 @@ class Entry:
     repo: str | None = None
     """``owner/repo`` for a model in the Hugging Face cache."""
     missing: tuple[str, ...] = ()
-    """Names of shards that are not there or empty."""
+    """What is not there or empty: ``part 2 of 3``."""
+    also: tuple[Path, ...] = ()
+    """First files of the same content in other places."""
+    other_names: tuple[str, ...] = ()
+    """What it is called there."""
+    companions: tuple[Companion, ...] = ()
+
+    @property
+    def projector(self) -> Companion | None:
+        """The projector to use: the type that GPUs are quickest and most exact with first."""
+        order = {"F16": 0, "FP16": 0, "Q8_0": 1, "BF16": 2, "F32": 3, "FP32": 3}
+
+        def rank(found: Companion) -> tuple[int, str]:
+            quant = quant_of(found.path.stem)
+            return order.get((quant or "").upper(), 4), found.path.name
+
+        return min((c for c in self.companions if c.kind == "projector"), key=rank, default=None)
+
+    @property
+    def drafts(self) -> tuple[Companion, ...]:
+        """The draft files beside it."""
+        return tuple(found for found in self.companions if found.kind == "draft")
 
 
 @dataclass
@@ -54,41 +90,22 @@ class _Group:
     total: int = 1
 
 
-def directories(config_dirs: Sequence[Path], environ: Mapping[str, str]) -> list[tuple[str, Path]]:
-    """Where models are looked for, with the word that names each place."""
-    places: list[tuple[str, Path]] = []
-    checkout = Path(paths.__file__).resolve().parent.parent
-    if (checkout / "pyproject.toml").exists():
-        places.append(("models/", checkout / "models"))
-    places.append(("llama-ai", paths.data_dir() / "models"))
-    places += [("config", path) for path in config_dirs]
-    places.append(("huggingface", huggingface_cache(environ)))
-    return places
+@dataclass(frozen=True)
+class _File:
+    """One whole file or one whole set of shards in one directory."""
 
-
-def huggingface_cache(environ: Mapping[str, str]) -> Path:
-    """The Hugging Face cache, by the first variable that is set (``facts/field.md``'s order)."""
-    for variable in ("LLAMA_CACHE", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
-        if environ.get(variable):
-            return Path(environ[variable]).expanduser()
-    if environ.get("HF_HOME"):
-        return Path(environ["HF_HOME"]).expanduser() / "hub"
-    base = environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base).expanduser() / "huggingface" / "hub"
+    directory: Path
+    stem: str
+    files: Mapping[int, Path]
+    total: int
 
 
 def scan(config_dirs: Sequence[Path], environ: Mapping[str, str]) -> tuple[Entry, ...]:
-    """Every model, in the order of the places; a file reached twice is listed once."""
+    """Every model, in the order of the places; one that is found again is listed once."""
     entries: list[Entry] = []
-    seen: set[Path] = set()
-    for source, directory in directories(config_dirs, environ):
-        for entry in _scan_directory(source, directory):
-            # The cache's snapshots are links into a blob store: the link's target is the identity.
-            identity = entry.path.resolve()
-            if identity not in seen:
-                seen.add(identity)
-                entries.append(entry)
-    return tuple(entries)
+    for place in places(config_dirs, environ):
+        entries += _scan_place(place)
+    return _joined(entries)
 
 
 def resolve(word: str, config_dirs: Sequence[Path], environ: Mapping[str, str]) -> Entry:
@@ -100,7 +117,7 @@ def resolve(word: str, config_dirs: Sequence[Path], environ: Mapping[str, str]) 
     if path.suffix.lower() == ".gguf" or path.is_file():
         return _entry_of_path(path)
     if path.is_dir():
-        entries = tuple(_scan_directory(str(path), path))
+        entries = tuple(_scan_files(str(path), path))
         if len(entries) == 1:
             return _complete(entries[0])
         if entries:
@@ -109,12 +126,13 @@ def resolve(word: str, config_dirs: Sequence[Path], environ: Mapping[str, str]) 
     wanted = word.lower()
     for matches in (
         [entry for entry in entries if wanted in _exact_names(entry)],
-        [entry for entry in entries if entry.name.lower().startswith(wanted)],
-        [entry for entry in entries if wanted in entry.name.lower()],
+        [entry for entry in entries if any(n.startswith(wanted) for n in _names(entry))],
+        [entry for entry in entries if any(wanted in n for n in _names(entry))],
     ):
         names = {entry.name.lower() for entry in matches}
         if len(names) == 1:
-            return _complete(matches[0])
+            # Of two places with this name, one that is complete comes first.
+            return _complete(min(matches, key=lambda entry: bool(entry.missing)))
         if matches:
             raise _ambiguous(word, matches)
     raise ModelNotFoundError(
@@ -123,12 +141,17 @@ def resolve(word: str, config_dirs: Sequence[Path], environ: Mapping[str, str]) 
     )
 
 
+def _names(entry: Entry) -> set[str]:
+    return {name.lower() for name in (entry.name, *entry.other_names)}
+
+
 def _exact_names(entry: Entry) -> set[str]:
-    names = {entry.name.lower()}
+    names = {name for full in _names(entry) for name in (full, full.removesuffix(":latest"))}
     if entry.repo:
         names.add(entry.repo.lower())
         if entry.quant:
             names.add(f"{entry.repo}:{entry.quant}".lower())
+            names.add(f"{entry.repo}:{entry.quant}".lower().replace(":ud-", ":"))
     return names
 
 
@@ -158,84 +181,230 @@ def _entry_of_path(path: Path) -> Entry:
         what = "a directory" if path.is_dir() else "an empty file"
         raise ModelNotFoundError(f"{path} is {what}, not a model", hint="name a GGUF file")
     path = path.absolute()
-    found = SHARD.match(path.stem)
+    found = shard_of(path.stem)
     if found is None:
-        return _entry(str(path.parent), {1: path}, 1, path.stem)
-    siblings = (
-        [
-            path.with_name(f"{found['stem']}-{number:05d}-of-{found['total']}.gguf")
-            for number in range(1, int(found["total"]) + 1)
-        ]
-        if int(found["total"]) <= 1024
-        else [path]
-    )
-    there = {
-        number: sibling for number, sibling in enumerate(siblings, start=1) if sibling.exists()
-    }
-    return _complete(_entry(str(path.parent), there, len(siblings), found["stem"]))
+        model = _File(path.parent, path.stem, {1: path}, 1)
+    else:
+        numbered = {
+            number: path.with_name(f"{found.stem}-{number:05d}-of-{found.total:05d}.gguf")
+            for number in range(1, found.total + 1)
+        }
+        there = {number: sibling for number, sibling in numbered.items() if sibling.exists()}
+        model = _File(path.parent, found.stem, there, found.total)
+    siblings = [
+        one for one in _group(_listed(path.parent)) if one.files.get(1) != model.files.get(1)
+    ]
+    companions = [one for one in siblings if kind_of(one.stem) != "model"]
+    models = [one for one in siblings if kind_of(one.stem) == "model"]
+    repository = repository_of(path)
+    attached = _attach([model, *models], companions, repository is not None)
+    return _complete(_entry(str(path.parent), model, attached[0], repository))
 
 
-def _scan_directory(source: str, directory: Path) -> Iterator[Entry]:
-    groups: dict[tuple[Path, str], _Group] = {}
-    for path in _gguf_files(directory):
-        found = SHARD.match(path.stem)
-        stem = found["stem"] if found else path.stem
-        if COMPANION.search(stem):
-            continue
-        group = groups.setdefault((path.parent, stem), _Group())
-        group.files[int(found["number"]) if found else 1] = path
-        if found:
-            group.total = max(group.total, min(int(found["total"]), 1024))
-    for (_, stem), group in groups.items():
-        yield _entry(source, group.files, group.total, stem)
+def _listed(directory: Path) -> list[Path]:
+    try:
+        return sorted(p for p in directory.iterdir() if p.suffix.lower() == ".gguf")
+    except OSError:
+        return []
 
 
-def _entry(source: str, files: Mapping[int, Path], total: int, stem: str) -> Entry:
-    sizes = {number: _size(path) for number, path in files.items()}
-    missing = tuple(
-        f"part {number} of {total}" for number in range(1, total + 1) if not sizes.get(number)
-    )
-    present = [files[number] for number in sorted(files)]
-    quant = QUANT.search(stem)
+def _scan_place(place: Place) -> Iterator[Entry]:
+    if place.layout == "ollama":
+        for found in ollama_models(place.path):
+            files = [path for kind, path in found.files if kind == "model"]
+            sizes = [_size(path) for path in files]
+            yield Entry(
+                name=found.name,
+                path=files[0],
+                files=tuple(files),
+                size_bytes=sum(sizes),
+                quant=quant_of(found.name.rpartition(":")[2]),
+                source=place.source,
+                missing=tuple(
+                    f"blob {path.name[:19]}"
+                    for path, size in zip(files, sizes, strict=True)
+                    if not size
+                ),
+                companions=tuple(
+                    Companion(kind=kind, path=path, size_bytes=_size(path))
+                    for kind, path in found.files
+                    if kind != "model"
+                ),
+            )
+    else:
+        yield from _scan_files(place.source, place.path, published=place.layout == "published")
+
+
+def _scan_files(source: str, directory: Path, *, published: bool = False) -> Iterator[Entry]:
+    """``published``: the files lie in ``owner/repo/`` below ``directory``."""
+    found = _group(gguf_files(directory))
+    models: dict[Path, list[_File]] = {}
+    for one in found:
+        if kind_of(one.stem) == "model":
+            models.setdefault(one.directory, []).append(one)
+    companions: dict[Path, list[_File]] = {}
+    for one in found:
+        if kind_of(one.stem) != "model":
+            # In a directory of its own (mmproj/, MTP/) a companion serves the models above it.
+            home = one.directory if one.directory in models else one.directory.parent
+            companions.setdefault(home, []).append(one)
+    for folder, group in models.items():
+        repository = repository_of(folder / "file")
+        if published and len(parts := folder.relative_to(directory).parts) >= 2:
+            repository = "/".join(parts[:2])
+        attached = _attach(group, companions.get(folder, []), repository is not None)
+        for one, mine in zip(group, attached, strict=True):
+            yield _entry(source, one, mine, repository)
+
+
+def _group(paths: Iterable[Path]) -> list[_File]:
+    """Whole files, and shards joined by directory, name and number of parts."""
+    groups: dict[tuple[Path, str, int], dict[int, Path]] = {}
+    for path in paths:
+        found = shard_of(path.stem)
+        stem, number, total = (
+            (found.stem, found.number, found.total) if found else (path.stem, 1, 1)
+        )
+        groups.setdefault((path.parent, stem, total), {})[number] = path
+    return [
+        _File(directory, stem, files, total) for (directory, stem, total), files in groups.items()
+    ]
+
+
+def _attach(
+    models: Sequence[_File], companions: Sequence[_File], repository: bool
+) -> list[tuple[Companion, ...]]:
+    """For each model of a directory its companions.
+
+    A companion that names no model ("mmproj-F16") serves all models of a repository; elsewhere it
+    serves them only when they are one model in several quantisations.
+    """
+    one_model = repository or len({base_of(model.stem) for model in models}) == 1
+    attached: list[tuple[Companion, ...]] = []
+    for model in models:
+        mine: list[Companion] = []
+        for one in companions:
+            named = belongs(one.stem, model.stem)
+            if named or (one_model and (named is None or repository)):
+                kind = kind_of(one.stem)
+                mine.append(
+                    Companion(
+                        kind=kind,
+                        path=one.files[min(one.files)],
+                        size_bytes=sum(_size(path) for path in one.files.values()),
+                        draft_kind=draft_kind_of(one.stem) if kind == "draft" else None,
+                    )
+                )
+        attached.append(tuple(companion for companion in mine if companion.size_bytes))
+    return attached
+
+
+def _entry(
+    source: str, found: _File, companions: tuple[Companion, ...], repository: str | None
+) -> Entry:
+    sizes = {number: _size(path) for number, path in found.files.items()}
+    present = [found.files[number] for number in sorted(found.files)]
     return Entry(
-        name=stem,
+        name=found.stem,
         path=present[0],
         files=tuple(present),
         size_bytes=sum(sizes.values()),
-        quant=quant[1] if quant else None,
+        quant=quant_of(found.stem),
         source=source,
-        repo=_repo(present[0]),
-        missing=missing,
+        repo=repository,
+        missing=tuple(
+            f"part {number} of {found.total}"
+            for number in range(1, found.total + 1)
+            if not sizes.get(number)
+        ),
+        companions=companions,
     )
+
+
+def _joined(entries: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Each model once: the first place keeps the name, the others are listed with it."""
+    listed: list[Entry] = []
+    by_file: dict[Path, int] = {}
+    by_size: dict[tuple[int, int], list[int]] = {}
+    prints: dict[int, str | None] = {}
+
+    def fingerprint(index: int, entry: Entry) -> str | None:
+        if index not in prints:
+            prints[index] = _fingerprint(entry.files)
+        return prints[index]
+
+    for entry in entries:
+        # The cache's snapshots are links into a blob store: the link's target is the identity.
+        real = _real(entry.path)
+        same = by_file.get(real)
+        key = (entry.size_bytes, len(entry.files))
+        if same is None and not entry.missing:
+            mine: str | None = None
+            for index in by_size.get(key, []):
+                mine = mine or _fingerprint(entry.files)
+                if mine is not None and fingerprint(index, listed[index]) == mine:
+                    same = index
+                    break
+        if same is None:
+            by_file[real] = len(listed)
+            if not entry.missing:
+                by_size.setdefault(key, []).append(len(listed))
+            listed.append(entry)
+            continue
+        first = listed[same]
+        by_file[real] = same
+        if entry.path != first.path and entry.path not in first.also:
+            listed[same] = replace(
+                first,
+                also=(*first.also, entry.path),
+                other_names=tuple(
+                    sorted({*first.other_names, entry.name, *entry.other_names} - {first.name})
+                ),
+                repo=first.repo or entry.repo,
+                companions=first.companions or entry.companions,
+            )
+    return tuple(listed)
+
+
+def _fingerprint(files: Sequence[Path]) -> str | None:
+    """Of a model's files: sizes, the start (its header) and two samples; ``None`` if unreadable.
+
+    Fine-tunes of one model have equal sizes and nearly equal headers, hence the samples.
+    """
+    digest = hashlib.sha256()
+    try:
+        for path in files:
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                size = os.fstat(descriptor).st_size
+                digest.update(size.to_bytes(8, "little"))
+                digest.update(os.pread(descriptor, _HEADER_SAMPLE_BYTES, 0))
+                for offset in (size // 2, max(0, size - _SAMPLE_BYTES)):
+                    digest.update(os.pread(descriptor, _SAMPLE_BYTES, offset))
+            finally:
+                os.close(descriptor)
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
+def _real(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError):  # a loop of links
+        return path
 
 
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except OSError:
+    except (OSError, RuntimeError):
         return 0
 
 
-def _repo(path: Path) -> str | None:
+def repository_of(path: Path) -> str | None:
+    """``owner/repo`` of a file in the Hugging Face cache."""
     for parent in path.parents:
         if parent.name.startswith("models--") and parent.name.count("--") >= 2:
             return parent.name.removeprefix("models--").replace("--", "/", 1)
     return None
-
-
-def _gguf_files(directory: Path) -> Iterator[Path]:
-    """GGUF files below ``directory``, bounded in depth and number, in name order."""
-    count = 0
-    base_depth = len(directory.parts)
-    for folder, names, files in os.walk(directory):
-        here = Path(folder)
-        # A snapshot of the cache is models--o--r/snapshots/<commit>/[sub/]file.
-        if len(here.parts) - base_depth >= MAX_DEPTH:
-            names.clear()
-        names[:] = sorted(name for name in names if name not in {"blobs", ".git", ".locks"})
-        for name in sorted(files):
-            if name.lower().endswith(".gguf"):
-                yield here / name
-                count += 1
-                if count >= MAX_FILES:
-                    return

@@ -8,21 +8,24 @@ import pytest
 
 from llama_ai import paths
 from llama_ai.errors import ModelNotFoundError
-from llama_ai.models.catalog import Entry, huggingface_cache, resolve, scan
+from llama_ai.models import stores
+from llama_ai.models.catalog import Entry, resolve, scan
+from llama_ai.models.stores import huggingface_cache
 
 
 @pytest.fixture
 def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty world: no checkout's models/, a data directory and a cache of our own."""
     monkeypatch.setattr(paths, "data_dir", lambda: tmp_path / "data")
-    monkeypatch.setattr(paths, "__file__", str(tmp_path / "site" / "llama_ai" / "paths.py"))
+    monkeypatch.setattr(stores, "checkout_dir", lambda: None)
     (tmp_path / "models").mkdir()
     return tmp_path
 
 
-def put(path: Path, size_bytes: int = 4) -> Path:
+def put(path: Path, size_bytes: int = 300) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"G" * size_bytes)
+    # Each path has a content of its own: equal files are one model.
+    path.write_bytes(str(path).encode()[::-1].ljust(size_bytes)[:size_bytes])
     return path
 
 

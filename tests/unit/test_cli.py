@@ -56,7 +56,7 @@ def test_help_names_every_setting_once(tmp_path: Path) -> None:
         (["serve", "no-such-model"], 4, "no model 'no-such-model'"),
         (["serve"], 4, "no models here"),
         (["models", "--", "--flag"], 2, "only serve and profile"),
-        (["pull", "nonsense"], 2, "only `pull demo`"),
+        (["pull", "a/b/c"], 2, "not a repository's name"),
     ],
 )
 def test_a_mistake_is_one_message_with_the_contracts_code(
@@ -149,4 +149,4 @@ def test_a_key_is_refused_as_an_assignment(tmp_path: Path) -> None:
 def test_completion_is_there_for_the_usual_shells(tmp_path: Path) -> None:
     env = private_env(tmp_path, _LLAMA_AI_COMPLETE="complete_bash")
     env |= {"COMP_WORDS": "llama-ai ser", "COMP_CWORD": "1"}
-    assert llama_ai(env=env).stdout.split() == ["serve"]
+    assert llama_ai(env=env).stdout.split() == ["serve", "service"]

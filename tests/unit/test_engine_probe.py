@@ -40,9 +40,10 @@ def probe(directory: Path, text: str) -> EngineInfo:
     return engine(directory)
 
 
-def ask(engine: EngineInfo, count: int = 1, **more: float) -> object:
+def ask(engine: EngineInfo, count: int = 1, timeout_s: float = 120) -> object:
     layouts = [Layout(ctx_size=4096)] * count
-    return measure(engine, engine.directory / "m.gguf", layouts, device=None, env={}, **more)
+    model = engine.directory / "m.gguf"
+    return measure(engine, model, layouts, device=None, env={}, timeout_s=timeout_s)
 
 
 def test_an_engine_without_a_probe_gives_none(tmp_path: Path) -> None:

@@ -31,12 +31,12 @@ class Allowed:
 
 
 EXCEPTIONS = {
-    "glm5-next-moe": Allowed(compute=0.40, why="gaps between the tables of its pooled selection"),
-    "hy_v4-moe": Allowed(compute=0.20, why="the same for its indexer, at 131072 tokens"),
     "jamba-mini": Allowed(
         compute=1.10, why="1 or 2 layers on the device: copied experts put into a second buffer"
     ),
-    "mamba2-dense": Allowed(below=0.35, why="1 of 2 layers on the device: 6 MiB of state copied"),
+    "laguna-xs": Allowed(
+        below=0.12, why="without flash attention: a norm beside the scores displaces the next"
+    ),
 }
 
 
@@ -77,10 +77,10 @@ def test_compute_buffers_and_the_sum(item: Recorded) -> None:
     allowed = EXCEPTIONS.get(item.name)
     missed = False
     for layout, truth in item.truth:
-        if not layout.flash_attn:
-            continue  # the solver plans with flash attention; without it there are no bars
         ours = sides(estimate(item.model, layout))
         for key in ("gpu_compute", "host_compute", "gpu_draft", "host_draft"):
+            if not layout.flash_attn:
+                break  # the solver plans with flash attention; without it too much is harmless
             theirs = truth.get(key, 0)
             bar = max(0.15 * theirs, 64 * MIB)
             if is_partial(layout):
@@ -188,3 +188,18 @@ def test_tensors_that_do_not_fit_are_refused() -> None:
     broken = facts_of(replace(facts.header, tensors=tensors))
     with pytest.raises(BadModelFileError, match="do not fit its architecture"):
         model_from_facts(broken)
+
+
+@pytest.mark.parametrize(
+    ("name", "share"),
+    [("hy_v4", 0.05), ("glm5-next", 0.06), ("deepseek4", 0.16), ("deepseek32", 0.06)],
+)
+def test_tables_of_selecting_attention_are_followed(name: str, share: float) -> None:
+    """They are most of the buffer, so that a wrong order would show long before a bar is missed."""
+    item = model("zoo", name)
+    for layout, truth in item.truth:
+        if layout.flash_attn and not is_partial(layout):
+            ours = sides(estimate(item.model, layout))
+            for key in ("gpu_compute", "host_compute"):
+                theirs = truth.get(key, 0)
+                assert abs(ours[key] - theirs) <= share * theirs + 2 * MIB, (key, layout)

@@ -1,0 +1,1 @@
+"""What the machine and the engine are doing now: read, never changed."""

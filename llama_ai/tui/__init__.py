@@ -1,0 +1,1 @@
+"""The monitor's screens. Textual is imported here and nowhere else."""
