@@ -257,6 +257,14 @@ def selected_rows(pools: int, top_k: int, pool: int) -> int:
 
 def block_mask(sketch: Sketch) -> int:
     """MiniMax-M3: a mask for each group of heads, from the blocks of rows that it selected."""
+    mask = _block_mask(sketch)
+    if sketch.streams > 1 and not sketch.device:
+        sketch.graph.add(0, mask)
+        mask = _block_mask(sketch)  # of the next stream, beside the wide mask
+    return mask
+
+
+def _block_mask(sketch: Sketch) -> int:
     graph, heads = sketch.graph, sketch.model.indexer_heads
     size = 4 * rows_of(sketch) * heads * (sketch.tokens // sketch.streams)
     if sketch.device:
