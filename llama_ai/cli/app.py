@@ -64,6 +64,7 @@ def _register_all() -> None:
     from llama_ai.cli import kernel_params
     from llama_ai.cli.backends import backends
     from llama_ai.cli.build import build
+    from llama_ai.cli.cache import app as cache_app
     from llama_ai.cli.doctor import doctor
     from llama_ai.cli.logs import logs
     from llama_ai.cli.models import models
@@ -85,6 +86,7 @@ def _register_all() -> None:
     _register("status", status)
     _register("stop", stop)
     _register("logs", logs)
+    app.add_typer(cache_app, name="cache")
     app.add_typer(kernel_params.app, name="kernel-params")
     app.add_typer(service_app, name="service")
     _register("monitor", monitor)

@@ -7,13 +7,16 @@
 // without a lock.
 #pragma once
 
+#include <cstdint>
+
 struct common_params;
+struct common_speculative;
 struct llama_context;
 struct server_http_context;
 struct server_prompt;
 struct server_prompt_cache;
 struct server_routes;
-struct server_tokens;
+struct server_task;
 
 namespace llama_ai {
 
@@ -27,17 +30,25 @@ struct hook_table {
     // The life of a conversation's KV state. All run on the thread that decodes.
     //
     // The model is loaded (or loaded again after sleep) and the RAM prompt cache exists; not
-    // called with `--cache-ram 0`. `draft` is null without speculation.
+    // called with `--cache-ram 0`. `draft` and `speculative` are null without speculation.
     void (*kv_attach)(server_prompt_cache & cache, const common_params & params,
-                      llama_context * target, llama_context * draft) = nullptr;
-    // A slot was chosen for `prompt`, which need not be a completion. True asks the RAM cache even
+                      llama_context * target, llama_context * draft,
+                      common_speculative * speculative) = nullptr;
+    // A slot was chosen for `task`, which need not be a completion. True asks the RAM cache even
     // where upstream would go on with what the slot holds (it still asks for completions only).
-    bool (*kv_want)(int slot_id, const server_prompt & slot,
-                    const server_tokens & prompt) = nullptr;
-    // The RAM cache is about to be searched for `prompt`: put a better entry into it first.
-    void (*kv_promote)(int slot_id, server_prompt & slot, const server_tokens & prompt) = nullptr;
-    // The slot's state is complete and may be lost soon: all slots are idle, or the server stops.
+    bool (*kv_want)(int slot_id, const server_prompt & slot, const server_task & task) = nullptr;
+    // The RAM cache is about to be searched for the task's prompt, and holds what the slot held:
+    // put a better state into the slot.
+    void (*kv_promote)(int slot_id, server_prompt & slot, const server_task & task) = nullptr;
+    // The slot has nothing to do and may lose its state soon: all slots are idle, or the server
+    // stops.
     void (*kv_snapshot)(int slot_id, const server_prompt & slot) = nullptr;
+    // The slot's prompt was put into a batch up to `tokens`: true ends the batch for this slot
+    // here.
+    bool (*kv_split)(int slot_id, int tokens) = nullptr;
+    // A batch was decoded. `task` is what the slot works on, null when it is idle.
+    void (*kv_progress)(int slot_id, const server_prompt & slot,
+                        const server_task * task) = nullptr;
     // A context checkpoint was taken, the last in `slot.checkpoints`. `user_start`: it lies at
     // the start of a user message, so what comes before it is a reusable prefix.
     void (*kv_checkpoint)(int slot_id, const server_prompt & slot, bool user_start) = nullptr;
@@ -59,25 +70,36 @@ inline void routes(server_http_context & http, server_routes & handlers,
 }
 
 inline void kv_attach(server_prompt_cache & cache, const common_params & params,
-                      llama_context * target, llama_context * draft) {
+                      llama_context * target, llama_context * draft,
+                      common_speculative * speculative) {
     if (hooks.kv_attach) {
-        hooks.kv_attach(cache, params, target, draft);
+        hooks.kv_attach(cache, params, target, draft, speculative);
     }
 }
 
-inline bool kv_want(int slot_id, const server_prompt & slot, const server_tokens & prompt) {
-    return hooks.kv_want && hooks.kv_want(slot_id, slot, prompt);
+inline bool kv_want(int slot_id, const server_prompt & slot, const server_task & task) {
+    return hooks.kv_want && hooks.kv_want(slot_id, slot, task);
 }
 
-inline void kv_promote(int slot_id, server_prompt & slot, const server_tokens & prompt) {
+inline void kv_promote(int slot_id, server_prompt & slot, const server_task & task) {
     if (hooks.kv_promote) {
-        hooks.kv_promote(slot_id, slot, prompt);
+        hooks.kv_promote(slot_id, slot, task);
     }
 }
 
 inline void kv_snapshot(int slot_id, const server_prompt & slot) {
     if (hooks.kv_snapshot) {
         hooks.kv_snapshot(slot_id, slot);
+    }
+}
+
+inline bool kv_split(int slot_id, int tokens) {
+    return hooks.kv_split && hooks.kv_split(slot_id, tokens);
+}
+
+inline void kv_progress(int slot_id, const server_prompt & slot, const server_task * task) {
+    if (hooks.kv_progress) {
+        hooks.kv_progress(slot_id, slot, task);
     }
 }
 

@@ -1,6 +1,7 @@
 // llama-ai-server: upstream's server with our hooks set.
 
 #include "build_info.h"
+#include "kv_tiers.h"
 #include "own_flags.h"
 #include "routes.h"
 
@@ -21,7 +22,8 @@
 // parses argv once more and starts this same executable for each model.
 int llama_server(common_params & params, int argc, char ** argv);
 
-static int serve(std::vector<std::string> & args) {
+static int serve(std::vector<std::string> & args, const std::map<std::string, std::string> & own) {
+    llama_ai::kv_options kv = llama_ai::kv_options_from(own);
     std::vector<char *> argv;
     for (auto & arg : args) {
         argv.push_back(arg.data());
@@ -38,9 +40,13 @@ static int serve(std::vector<std::string> & args) {
     if (!common_params_parse(argc, argv.data(), params, LLAMA_EXAMPLE_SERVER)) {
         return 1;
     }
+    if (own.count("--kv-ram-mib")) {
+        params.cache_ram_mib = std::stoi(own.at("--kv-ram-mib"));
+    }
     llama_backend_init();
     llama_numa_init(params.numa);
 
+    llama_ai::install_kv(std::move(kv));
     llama_ai::install_routes();
     const int status = llama_server(params, argc, argv.data());
     common_log_flush(common_log_main());
@@ -54,7 +60,14 @@ int main(int argc, char ** argv) {
             std::fputs(llama_ai::read_build_info(llama_ai::executable_dir()).c_str(), stdout);
             return 0;
         }
-        return serve(args.engine);
+        for (const auto & word : args.engine) {
+            if (word == "-h" || word == "--help" || word == "--usage") {
+                std::fputs(llama_ai::own_help().c_str(), stdout); // upstream's follows
+                break;
+            }
+        }
+        llama_ai::share_with_children(args.own, llama_ai::own_flags());
+        return serve(args.engine, args.own);
     } catch (const std::exception & error) {
         std::fprintf(stderr, "llama-ai-server: %s\n", error.what());
         return 1;

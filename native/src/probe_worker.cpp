@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdint>
 #include <cstdio>
@@ -14,9 +15,13 @@
 namespace llama_ai {
 
 // A context's bookkeeping (some 50 bytes a cell) is allocated even when its cache is not, and an
-// absurd context size must end in an error and not in a machine without memory.
-static constexpr rlim_t CHILD_MEMORY_BYTES = rlim_t(4) << 30;
-static constexpr rlimit child_limit = {CHILD_MEMORY_BYTES, CHILD_MEMORY_BYTES};
+// absurd context size must end in an error and not in a machine without memory. Graphs need room
+// too: some architectures reserve 160 nodes a token of the ubatch.
+static rlimit child_limit() {
+    const rlim_t ram_bytes = rlim_t(sysconf(_SC_PHYS_PAGES)) * rlim_t(sysconf(_SC_PAGESIZE));
+    const rlim_t limit_bytes = std::min(rlim_t(16) << 30, ram_bytes / 2);
+    return {limit_bytes, limit_bytes};
+}
 
 static bool write_all(int fd, const void * data, size_t size) {
     const char * at = static_cast<const char *>(data);
@@ -85,7 +90,8 @@ run_isolated(size_t count, bool verbose, const std::function<std::string(size_t)
         }
         if (child == 0) {
             close(pipe_fds[0]);
-            setrlimit(RLIMIT_DATA, &child_limit);
+            const rlimit limit = child_limit();
+            setrlimit(RLIMIT_DATA, &limit);
             dup2(STDERR_FILENO, STDOUT_FILENO); // nothing of the engine's may mix with our answer
             if (!verbose) {
                 dup2(fileno(log), STDERR_FILENO);

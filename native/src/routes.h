@@ -3,7 +3,9 @@
 
 namespace llama_ai {
 
-// Sets hooks.routes. GET /build-info: BUILD_INFO.json, or 503 with an error object.
+// Sets hooks.routes. GET /build-info: BUILD_INFO.json, or 503 with an error object. GET /kv-cache:
+// the KV store and its counters. DELETE /kv-cache: drops this model's files, with ?all=true every
+// model's. GET /metrics: ours after upstream's.
 void install_routes();
 
 } // namespace llama_ai

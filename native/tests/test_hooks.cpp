@@ -17,6 +17,8 @@ int main() {
     CHECK(llama_ai::hooks.kv_want == nullptr);
     CHECK(llama_ai::hooks.kv_promote == nullptr);
     CHECK(llama_ai::hooks.kv_snapshot == nullptr);
+    CHECK(llama_ai::hooks.kv_split == nullptr);
+    CHECK(llama_ai::hooks.kv_progress == nullptr);
     CHECK(llama_ai::hooks.kv_checkpoint == nullptr);
     CHECK(llama_ai::hooks.kv_detach == nullptr);
 

@@ -8,7 +8,7 @@ using llama_ai::split;
 using words = std::vector<std::string>;
 
 int main() {
-    const std::vector<own_flag> table = {{"--kv-dir", true}, {"--tracking", false}};
+    const std::vector<own_flag> table = {{"--kv-dir", true, "DIR: x"}, {"--tracking", false, "y"}};
 
     // Ours are taken out; the rest keeps its order, the program's name included.
     auto args =
@@ -45,5 +45,18 @@ int main() {
     args = split({"server", "--build-info", "-c", "0"}, llama_ai::own_flags());
     CHECK(args.own.count("--build-info") == 1);
     CHECK((args.engine == words{"server", "-c", "0"}));
+    for (const auto & flag : llama_ai::own_flags()) {
+        CHECK(llama_ai::own_help().find("\n" + std::string(flag.name) + " ") != std::string::npos);
+    }
+
+    // What a parent was told its children know; what they are told themselves wins.
+    std::map<std::string, std::string> parent = {{"--kv-dir", "/kv"}, {"--tracking", ""}};
+    llama_ai::share_with_children(parent, table);
+    std::map<std::string, std::string> child;
+    llama_ai::share_with_children(child, table);
+    CHECK(child == parent);
+    child = {{"--kv-dir", "/other"}};
+    llama_ai::share_with_children(child, table);
+    CHECK(child.at("--kv-dir") == "/other" && child.count("--tracking") == 1);
     return 0;
 }

@@ -1,0 +1,71 @@
+#include "kv_hash.h"
+
+#include <cstring>
+
+namespace llama_ai {
+
+static const uint64_t prime1 = 0x9E3779B185EBCA87ull;
+static const uint64_t prime2 = 0xC2B2AE3D27D4EB4Full;
+static const uint64_t prime3 = 0x165667B19E3779F9ull;
+static const uint64_t prime4 = 0x85EBCA77C2B2AE63ull;
+static const uint64_t prime5 = 0x27D4EB2F165667C5ull;
+
+static uint64_t rotate(uint64_t value, int bits) {
+    return (value << bits) | (value >> (64 - bits));
+}
+
+// The specification reads little endian, and so do all machines that we build for.
+template <typename T>
+static T load(const uint8_t * from) {
+    T value;
+    std::memcpy(&value, from, sizeof(value));
+    return value;
+}
+
+static uint64_t step(uint64_t lane, uint64_t input) {
+    return rotate(lane + input * prime2, 31) * prime1;
+}
+
+static uint64_t merge(uint64_t hash, uint64_t lane) {
+    return (hash ^ step(0, lane)) * prime1 + prime4;
+}
+
+uint64_t xxh64(const void * data, size_t size, uint64_t seed) {
+    const auto * at = static_cast<const uint8_t *>(data);
+    const uint8_t * const end = at + size;
+    uint64_t hash = seed + prime5;
+    if (size >= 32) {
+        uint64_t a = seed + prime1 + prime2;
+        uint64_t b = seed + prime2;
+        uint64_t c = seed;
+        uint64_t d = seed - prime1;
+        for (; end - at >= 32; at += 32) {
+            a = step(a, load<uint64_t>(at));
+            b = step(b, load<uint64_t>(at + 8));
+            c = step(c, load<uint64_t>(at + 16));
+            d = step(d, load<uint64_t>(at + 24));
+        }
+        hash = rotate(a, 1) + rotate(b, 7) + rotate(c, 12) + rotate(d, 18);
+        hash = merge(merge(merge(merge(hash, a), b), c), d);
+    }
+    hash += size;
+    for (; end - at >= 8; at += 8) {
+        hash = rotate(hash ^ step(0, load<uint64_t>(at)), 27) * prime1 + prime4;
+    }
+    if (end - at >= 4) {
+        hash = rotate(hash ^ (load<uint32_t>(at) * prime1), 23) * prime2 + prime3;
+        at += 4;
+    }
+    for (; at < end; at++) {
+        hash = rotate(hash ^ (*at * prime5), 11) * prime1;
+    }
+    hash = (hash ^ (hash >> 33)) * prime2;
+    hash = (hash ^ (hash >> 29)) * prime3;
+    return hash ^ (hash >> 32);
+}
+
+kv_key chain(const kv_key & before, const void * data, size_t size) {
+    return {xxh64(data, size, before.low), xxh64(data, size, before.high ^ prime3)};
+}
+
+} // namespace llama_ai
