@@ -40,15 +40,23 @@ def as_json(record: InstanceRecord) -> dict[str, Any]:
         "engine_pid": record.engine_pid if record.engine_alive else None,
         "url": record.url,
         "model": record.model,
-        "profile": None
-        if record.profile is None
-        else {key: record.profile.get(key) for key in ("name", "summary")},
+        "profile": _shown_profile(record),
         "restarts": record.restarts,
         "last_failure": None if failure is None else asdict(failure),
         "started_at": record.started_at,
         "detail": record.detail,
         "log_path": record.log_path,
     }
+
+
+def _shown_profile(record: InstanceRecord) -> dict[str, Any] | None:
+    """Name and summary (a router's models too); the whole plan is for the monitor."""
+    if record.profile is None:
+        return None
+    shown = {key: record.profile.get(key) for key in ("name", "summary")}
+    if "models" in record.profile:
+        shown["models"] = record.profile["models"]
+    return shown
 
 
 def _show(records: list[InstanceRecord]) -> None:

@@ -56,8 +56,10 @@ def write(
     return path
 
 
-def test_the_choice_is_on_unless_somebody_says_no() -> None:
-    for tier in ("halo", "standard", "handheld", "none"):
+def test_the_choice_is_on_unless_somebody_says_no_but_for_strix_halo() -> None:
+    assert not choose(settings_of(), "halo", 1024).enabled
+    assert choose(settings_of(kv_disk="on"), "halo", 1024).enabled
+    for tier in ("standard", "handheld", "none"):
         disk = choose(settings_of(), tier, 1024)
         assert disk.enabled
         assert disk.source == "solver"
