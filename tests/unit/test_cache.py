@@ -56,6 +56,9 @@ def write(
     return path
 
 
+STANDARD = "phoenix-64-4g"  # a tier on which the cache on disk is on by default
+
+
 def test_the_choice_is_on_unless_somebody_says_no_but_for_strix_halo() -> None:
     assert not choose(settings_of(), "halo", 1024).enabled
     assert choose(settings_of(kv_disk="on"), "halo", 1024).enabled
@@ -84,7 +87,9 @@ def test_the_directory_is_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_the_engine_is_told(tmp_path: Path) -> None:
     model = write_model(tmp_path / "tiny.gguf")
     told = built(
-        model, settings_of(kv_dir="/kv", kv_max_gib=5, kv_max_age_days=9, system_prompts=2)
+        model,
+        settings_of(kv_dir="/kv", kv_max_gib=5, kv_max_age_days=9, system_prompts=2),
+        machine=STANDARD,
     )
     argv = told.command.argv
     for flag, value in (
@@ -95,8 +100,8 @@ def test_the_engine_is_told(tmp_path: Path) -> None:
     ):
         assert argv[argv.index(flag) + 1] == value
     for off in ({"kv_disk": "off"}, {"ssd_cache": "off"}, {"kv_ram_mib": 0}):
-        assert "--kv-dir" not in built(model, settings_of(**off)).command.argv
-    ram = built(model, settings_of(kv_ram_mib=77)).command.argv
+        assert "--kv-dir" not in built(model, settings_of(**off), machine=STANDARD).command.argv
+    ram = built(model, settings_of(kv_ram_mib=77), machine=STANDARD).command.argv
     assert ram[ram.index("--cache-ram") + 1] == "77"
     # An engine that does not know the flags is not given them.
     stock = frozenset(word for word in argv if word.startswith("-")) - {
@@ -105,7 +110,7 @@ def test_the_engine_is_told(tmp_path: Path) -> None:
         "--kv-max-age-days",
         "--system-prompts",
     }
-    other = built(model, settings_of(), known_flags=stock)
+    other = built(model, settings_of(), machine=STANDARD, known_flags=stock)
     assert "--kv-dir" not in other.command.argv
     assert any("--kv-dir left out" in note for note in other.notes)
 
