@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 Tier = Literal["halo", "standard", "handheld", "none"]
 
 # By hardware tier. Strix Halo follows the seed, which left it off there for its cost. Ours is a copy
-# of about 5 ms per 100 MB, but the paired runs of benchmarks/kv_cache.py have not settled yet
-# that prompts are read as fast with it as without.
+# of about 5 ms per 100 MB, but the paired runs of benchmarks/kv_cache.py have not settled yet that
+# prompts are read as fast with it as without.
 _DEFAULT: dict[Tier, tuple[bool, str]] = {
     "halo": (False, "its cost to prompt speed is not settled yet; --kv-disk switches it on"),
     "standard": (True, "conversations survive a restart, and need not stay in memory"),
