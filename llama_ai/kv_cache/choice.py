@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 Tier = Literal["halo", "standard", "handheld", "none"]
 
-# By hardware tier. Strix Halo follows the seed, which left it off there for its cost. Ours is a copy
+# By hardware tier. Strix Halo follows the seed, which left it off for its cost. Ours is a copy
 # of about 5 ms per 100 MB, but the paired runs of benchmarks/kv_cache.py have not settled yet that
 # prompts are read as fast with it as without.
 _DEFAULT: dict[Tier, tuple[bool, str]] = {
