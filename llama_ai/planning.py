@@ -246,6 +246,8 @@ def make_profile(
             draft_n_max=draft.n_max,
             draft_needed=draft.needed,
         )
+    if kv_choice.choose(settings, target.machine.tier, _at_least_one(wishes)).enabled:
+        asked_for = wishes = replace(wishes, disk_tier_bytes=kv_choice.BUFFER_BYTES)
     preset = preset_for(target.machine.tier, _kind(seen), seen.size_bytes)
     if settings.switch("noauto"):
         wishes = _as_preset(preset, target.machine, seen, wishes)
@@ -259,6 +261,11 @@ def make_profile(
         if isinstance(answer, Infeasible) and intent != wishes:
             intent = wishes
             answer = solve(target.machine, seen, intent, refused=refused)
+    if isinstance(answer, Infeasible) and intent.disk_tier_bytes and _disk_is_open(settings):
+        # The seed's last step but one: without the disk tier rather than not at all.
+        lean = replace(intent, disk_tier_bytes=0)
+        without = solve(target.machine, seen, lean, refused=refused)
+        answer, intent = (answer, intent) if isinstance(without, Infeasible) else (without, lean)
     if isinstance(answer, Infeasible):
         raised = _higher_limit(target, answer.nearest)
         cures = "; ".join(answer.cures if raised is None else (raised, *answer.cures))
@@ -288,6 +295,8 @@ def make_profile(
         said = settings.source("draft", "default")
         sources["draft"] = "solver" if said == "default" else said
     kv_disk = kv_choice.choose(settings, target.machine.tier, answer.cache_ram_mib)
+    if kv_disk.enabled and not intent.disk_tier_bytes:
+        kv_disk = replace(kv_disk, enabled=False, why="its copies would not fit in memory")
     sources["kv_disk"] = kv_disk.source
     answer = replace(
         answer,
@@ -372,6 +381,16 @@ def _higher_limit(target: Target, miss: Rejected | None) -> str | None:
         gtt_share=_gtt_share(target),
     )
     return None if suggestion is None else suggestion.text
+
+
+def _disk_is_open(settings: Settings) -> bool:
+    """Whether the user said nothing about the KV cache on disk, under either of its names."""
+    return settings.get("kv_disk") is None and settings.get("ssd_cache") is None
+
+
+def _at_least_one(wishes: Intent) -> int:
+    """The prompt cache that was asked for, in MiB; where it is open the solver finds some."""
+    return 1 if wishes.cache_ram_mib is None else wishes.cache_ram_mib
 
 
 def _kind(model: Model) -> Kind:

@@ -44,7 +44,7 @@ def solve(
     refusal = _contradiction(machine, model, intent)
     if refusal is not None:
         return refusal
-    needs = _Estimates(model)
+    needs = _Estimates(model, intent.disk_tier_bytes)
     rejected: list[Rejected] = []
     for unplaced in _search_order(machine, model, intent):
         candidate = _placed(machine, needs, unplaced)
@@ -66,7 +66,7 @@ def plan_as_asked(
     refusal = _contradiction(machine, model, intent)
     if refusal is not None:
         return refusal
-    needs = _Estimates(model)
+    needs = _Estimates(model, intent.disk_tier_bytes)
     candidate = _placed(machine, needs, candidates(machine, model, intent)[0])
     memory = needs(candidate.layout)
     miss = _miss(machine, intent, candidate, memory)
@@ -76,13 +76,16 @@ def plan_as_asked(
 class _Estimates:
     """Estimates of one model's layouts, each made once: the search asks for some again."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, disk_tier_bytes: int) -> None:
         self.model = model
+        self._disk_tier_bytes = disk_tier_bytes
         self._made: dict[Layout, Memory] = {}
 
     def __call__(self, layout: Layout) -> Memory:
         if layout not in self._made:
-            self._made[layout] = estimate(self.model, layout)
+            memory = estimate(self.model, layout)
+            host = replace(memory.host, disk_tier_bytes=self._disk_tier_bytes)
+            self._made[layout] = replace(memory, host=host)
         return self._made[layout]
 
 

@@ -89,6 +89,8 @@ class Intent:
     threads_batch: int | None = None
     n_parallel: int | None = None
     cache_ram_mib: int | None = None
+    disk_tier_bytes: int = 0
+    """Host memory that the KV cache on disk takes for its copies; 0 without one."""
     draft: DraftPlace | None = None
     """What could draft for this model; used where it fits. ``None``: nothing, or not wanted."""
     draft_n_max: int = 3
@@ -136,6 +138,8 @@ class Components:
     draft_bytes: int = 0
     projector_bytes: int = 0
     prompt_cache_bytes: int = 0
+    disk_tier_bytes: int = 0
+    """Copies on their way to the disk."""
     overhead_bytes: int = 0
 
     @property
@@ -149,6 +153,7 @@ class Components:
             + self.draft_bytes
             + self.projector_bytes
             + self.prompt_cache_bytes
+            + self.disk_tier_bytes
             + self.overhead_bytes
         )
 

@@ -161,6 +161,7 @@ def _system_checks(root: Root, settings: Settings) -> list[Check]:
     from llama_ai.cli import doctor_checks
     from llama_ai.errors import AlreadyRunningError, UsageError
     from llama_ai.hardware.access import disk_facts
+    from llama_ai.kv_cache.choice import directory_of
     from llama_ai.supervisor.ports import check_port_free
     from llama_ai.supervisor.state import instances
 
@@ -177,7 +178,7 @@ def _system_checks(root: Root, settings: Settings) -> list[Check]:
             for use, path in used.items()
         ]
     )
-    checks.append(doctor_checks.disk(disk_facts(root, paths.cache_dir())))
+    checks.append(doctor_checks.disk(disk_facts(root, directory_of(settings))))
     number = settings.number("port") or 9090
     holder, hint = None, None
     try:

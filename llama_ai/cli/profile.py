@@ -172,6 +172,7 @@ _PARTS = (
     ("draft", "draft_bytes"),
     ("projector", "projector_bytes"),
     ("prompt cache", "prompt_cache_bytes"),
+    ("KV on disk", "disk_tier_bytes"),
     ("overhead", "overhead_bytes"),
 )
 

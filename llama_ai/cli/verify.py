@@ -80,6 +80,7 @@ def measured_miss(profile: Profile, answer: Measured) -> Rejected | None:
         (answer.host.needed_bytes if answer.host else 0)
         + memory.host.projector_bytes
         + memory.host.prompt_cache_bytes
+        + memory.host.disk_tier_bytes
         + memory.host.overhead_bytes
     )
     over_bytes, where = over_budget(machine, gpu_bytes, host_bytes)

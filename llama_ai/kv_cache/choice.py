@@ -24,6 +24,10 @@ _DEFAULT: dict[Tier, tuple[bool, str]] = {
 }
 
 
+BUFFER_BYTES = 256 << 20
+"""Host memory that the engine may hold for copies that are not written yet (native/README.md)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class KvDisk:
     """What the engine is told about the KV cache on disk."""

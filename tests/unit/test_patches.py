@@ -244,7 +244,8 @@ def test_the_shipped_series_is_sound() -> None:
     ]
     assert added, "the stack is what joins our sources to upstream"
     # Every insertion is a call of ours, or the include that declares it.
-    assert [line for line in added if "llama_ai::" not in line and "hooks.h" not in line] == []
+    ours = ("llama_ai::", '#include "hooks.h"', '#include "kv_segment.h"')
+    assert [line for line in added if not any(word in line for word in ours)] == []
 
 
 def test_every_hook_has_a_call_and_every_call_a_hook() -> None:
@@ -252,5 +253,9 @@ def test_every_hook_has_a_call_and_every_call_a_hook() -> None:
 
     header = (NATIVE / "src" / "hooks.h").read_text()
     members = set(re.findall(r"\(\*(\w+)\)\(", header))
+    # What libllama asks is answered by functions of their own header.
+    segment = (NATIVE / "src" / "kv_segment.h").read_text()
     text = "".join(patch.text for patch in read_series(NATIVE))
-    assert members == set(re.findall(r"llama_ai::(\w+)\(", text))
+    calls = set(re.findall(r"llama_ai::(\w+)\(", text))
+    assert members <= calls
+    assert all(re.search(rf"\b{name}\([^;]*\) \{{", segment) for name in calls - members)
