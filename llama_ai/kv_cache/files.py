@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MAGIC = b"llamaiKV"
-VERSION = 1
+VERSION = 2
 FIXED_BYTES = 512
 FLAG_SYSTEM = 1
 FLAG_SYSTEM_END = 2

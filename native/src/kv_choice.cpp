@@ -7,8 +7,13 @@
 namespace llama_ai {
 
 std::vector<int32_t> text_prefix(const server_tokens & tokens) {
-    const auto & all = tokens.get_tokens();
-    return {all.begin(), std::find(all.begin(), all.end(), LLAMA_TOKEN_NULL)};
+    // Not get_tokens(): that aborts where the model sees pictures, whether or not there are any.
+    std::vector<int32_t> result;
+    result.reserve(tokens.size());
+    for (size_t i = 0; i < tokens.size() && tokens[i] != LLAMA_TOKEN_NULL; i++) {
+        result.push_back(tokens[i]);
+    }
+    return result;
 }
 
 // How many tokens of `held` upstream goes on from, by the rules of its update_slots.

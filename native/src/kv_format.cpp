@@ -66,8 +66,12 @@ void kv_set_keys(kv_header & header, const std::vector<kv_key> & keys) {
     header.first_key = header.end >= kv_block_tokens ? keys.at(1) : kv_key();
 }
 
+size_t kv_head_bytes(const kv_header & header) {
+    return aligned(kv_fixed_bytes + header.tokens_bytes());
+}
+
 std::vector<uint8_t> kv_encode(kv_header & header, const int32_t * tokens) {
-    std::vector<uint8_t> bytes(aligned(kv_fixed_bytes + header.tokens_bytes()));
+    std::vector<uint8_t> bytes(kv_head_bytes(header));
     header.tokens_checksum = xxh64(tokens, header.tokens_bytes());
     header.file_bytes = bytes.size();
     for (auto & section : header.sections) {
@@ -139,7 +143,7 @@ bool kv_decode(const uint8_t * bytes, kv_header & header) {
     header.kind = (kv_kind) kind;
 
     // A checksum proves only that somebody meant these bytes: every size is checked as well.
-    uint64_t expected = aligned(kv_fixed_bytes + header.tokens_bytes());
+    uint64_t expected = kv_head_bytes(header);
     header.sections.clear();
     for (uint32_t i = 0; i < sections; i++) {
         const size_t at = at_section + 32 * i;
@@ -155,6 +159,18 @@ bool kv_decode(const uint8_t * bytes, kv_header & header) {
         header.sections.push_back(section);
     }
     return expected == header.file_bytes;
+}
+
+uint64_t kv_checksum_of_blocks(const std::vector<uint64_t> & blocks) {
+    return xxh64(blocks.data(), blocks.size() * sizeof(uint64_t));
+}
+
+uint64_t kv_checksum(const uint8_t * data, uint64_t size) {
+    std::vector<uint64_t> blocks;
+    for (uint64_t at = 0; at < size; at += kv_checksum_bytes) {
+        blocks.push_back(stripe_sum(data + at, std::min<uint64_t>(kv_checksum_bytes, size - at)));
+    }
+    return kv_checksum_of_blocks(blocks);
 }
 
 std::string kv_file_name(const kv_header & header, const int32_t * tokens) {

@@ -9,11 +9,12 @@
 
 namespace llama_ai {
 
-constexpr uint32_t kv_format_version = 1;
+constexpr uint32_t kv_format_version = 2;
 constexpr int32_t kv_block_tokens = 256; // keys are made of blocks of so many tokens
 constexpr size_t kv_fixed_bytes = 512;   // the fixed part of the header
 constexpr size_t kv_align_bytes = 4096;
 constexpr int kv_max_sections = 6;
+constexpr size_t kv_checksum_bytes = 1 << 20; // a section is checksummed in blocks of this size
 
 enum class kv_kind : uint32_t {
     segment = 1, // attention cells of the positions [begin, end)
@@ -71,9 +72,17 @@ void kv_set_keys(kv_header & header, const std::vector<kv_key> & keys);
 // it, so they come first.
 std::vector<uint8_t> kv_encode(kv_header & header, const int32_t * tokens);
 
+// The size of that: where the first section begins.
+size_t kv_head_bytes(const kv_header & header);
+
 // Decodes the fixed part of a header from kv_fixed_bytes bytes. False when the bytes are not a
 // header of this version, damaged, or impossible.
 bool kv_decode(const uint8_t * bytes, kv_header & header);
+
+// The checksum of a section: of the checksums of its blocks, so that several threads can work on
+// one, each while its block is still in the processor's cache.
+uint64_t kv_checksum(const uint8_t * data, uint64_t size);
+uint64_t kv_checksum_of_blocks(const std::vector<uint64_t> & blocks);
 
 // A name that says what is in the file; two files of one name hold the same state.
 std::string kv_file_name(const kv_header & header, const int32_t * tokens);

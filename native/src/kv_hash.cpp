@@ -64,6 +64,42 @@ uint64_t xxh64(const void * data, size_t size, uint64_t seed) {
     return hash ^ (hash >> 32);
 }
 
+// Compiled for several processors where the loader can choose among them: two to three times as
+// fast with wide registers.
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__GNUC__) && !defined(__clang__) &&       \
+    !defined(__SANITIZE_THREAD__)
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+static void add_stripes(uint64_t * lanes, const uint8_t * at, size_t stripes) {
+    static const uint64_t keys[8] = {prime1, prime2,          prime3,          prime4,
+                                     prime5, prime1 ^ prime2, prime2 ^ prime3, prime3 ^ prime4};
+    uint64_t sums[8];
+    std::memcpy(sums, lanes, sizeof(sums));
+    for (size_t stripe = 0; stripe < stripes; stripe++, at += sizeof(sums)) {
+        uint64_t words[8];
+        std::memcpy(words, at, sizeof(words));
+        for (int i = 0; i < 8; i++) {
+            const uint64_t mixed = words[i] ^ keys[i];
+            sums[i] += (mixed & 0xFFFFFFFFu) * (mixed >> 32) + words[i ^ 1];
+        }
+        if (stripe % 16 == 15) {
+            for (int i = 0; i < 8; i++) {
+                sums[i] = (sums[i] ^ (sums[i] >> 47) ^ keys[7 - i]) * 0x9E3779B1u;
+            }
+        }
+    }
+    std::memcpy(lanes, sums, sizeof(sums));
+}
+
+uint64_t stripe_sum(const void * data, size_t size) {
+    const auto * at = static_cast<const uint8_t *>(data);
+    uint64_t lanes[8] = {prime1, prime2, prime3, prime4, prime5, ~prime1, ~prime2, ~prime3};
+    const size_t stripes = size / sizeof(lanes);
+    add_stripes(lanes, at, stripes);
+    const size_t rest = stripes * sizeof(lanes);
+    return xxh64(lanes, sizeof(lanes), xxh64(at + rest, size - rest, size));
+}
+
 kv_key chain(const kv_key & before, const void * data, size_t size) {
     return {xxh64(data, size, before.low), xxh64(data, size, before.high ^ prime3)};
 }

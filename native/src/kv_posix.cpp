@@ -1,5 +1,7 @@
 #include "kv_posix.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <system_error>
@@ -49,6 +51,33 @@ void write_all(int file, const void * from, size_t size, uint64_t offset) {
         offset += (uint64_t) n;
         size -= (size_t) n;
     }
+}
+
+void write_past_cache(int file, const void * from, size_t size, uint64_t offset) {
+    const size_t page = 4096;
+    size_t done = 0;
+#ifdef O_DIRECT
+    const int flags = fcntl(file, F_GETFL);
+    if (reinterpret_cast<uintptr_t>(from) % page == 0 && size >= page && flags >= 0 &&
+        fcntl(file, F_SETFL, flags | O_DIRECT) == 0) {
+        const size_t whole = size / page * page;
+        while (done < whole) {
+            const ssize_t n = pwrite(file, static_cast<const uint8_t *>(from) + done,
+                                     std::min(whole - done, chunk_bytes), (off_t) (offset + done));
+            if (n < 0 && errno == EINTR) {
+                continue;
+            }
+            // What a file system does not take in this way, or took in part, goes the usual way,
+            // which also says what is wrong.
+            if (n <= 0 || n % (ssize_t) page != 0) {
+                break;
+            }
+            done += (size_t) n;
+        }
+        fcntl(file, F_SETFL, flags);
+    }
+#endif
+    write_all(file, static_cast<const uint8_t *>(from) + done, size - done, offset + done);
 }
 
 } // namespace llama_ai

@@ -1,116 +1,11 @@
 #include "kv_restore.h"
 
+#include "kv_read_ahead.h"
+
 #include <algorithm>
-#include <condition_variable>
 #include <cstring>
-#include <mutex>
-#include <thread>
 
 namespace llama_ai {
-
-namespace {
-
-const unsigned reader_threads = 3;
-
-// Reads files in order, several at a time, a few ahead of who takes them.
-class read_ahead {
-public:
-    struct result {
-        kv_read status = kv_read::failed;
-        kv_header header;
-        kv_buffer data;
-        bool done = false;
-    };
-
-    read_ahead(std::vector<kv_entry_ptr> wanted, kv_store & store, kv_buffer_pool & pool)
-        : entries(std::move(wanted)), store(store), pool(pool), results(entries.size()) {
-        const auto count = std::min<size_t>(reader_threads, results.size());
-        for (size_t i = 0; i < count; i++) {
-            threads.emplace_back([this] { run(); });
-        }
-    }
-
-    ~read_ahead() {
-        {
-            std::lock_guard<std::mutex> guard(mutex);
-            next = results.size();
-            taken = results.size();
-            for (auto & item : results) {
-                item.data = nullptr; // somebody may wait for the memory
-            }
-        }
-        changed.notify_all();
-        for (auto & thread : threads) {
-            thread.join();
-        }
-    }
-
-    result take(size_t index) {
-        std::unique_lock<std::mutex> guard(mutex);
-        changed.wait(guard, [&] { return results[index].done; });
-        taken = index + 1;
-        result item = std::move(results[index]);
-        guard.unlock();
-        changed.notify_all();
-        return item;
-    }
-
-private:
-    void run() {
-        while (true) {
-            size_t index;
-            {
-                std::unique_lock<std::mutex> guard(mutex);
-                changed.wait(guard, [&] {
-                    return next >= results.size() || next < taken + reader_threads + 1;
-                });
-                if (next >= results.size()) {
-                    return;
-                }
-                index = next++;
-            }
-            result item;
-            // Memory is taken in the order of the files: a later one never waits for an earlier.
-            item.status = store.read(
-                *entries[index],
-                [&](size_t size) {
-                    std::unique_lock<std::mutex> guard(order);
-                    turn_changed.wait(guard, [&] { return turn == index; });
-                    item.data = pool.acquire(size, 10000);
-                    turn++;
-                    turn_changed.notify_all();
-                    return item.data.get();
-                },
-                item.header);
-            {
-                // Without reading there was no turn.
-                std::unique_lock<std::mutex> guard(order);
-                turn_changed.wait(guard, [&] { return turn >= index; });
-                turn = std::max(turn, index + 1);
-                turn_changed.notify_all();
-            }
-            std::lock_guard<std::mutex> guard(mutex);
-            item.done = true;
-            results[index] = std::move(item);
-            changed.notify_all();
-        }
-    }
-
-    const std::vector<kv_entry_ptr> entries;
-    kv_store & store;
-    kv_buffer_pool & pool;
-    std::vector<result> results;
-    std::mutex mutex;
-    std::condition_variable changed;
-    size_t next = 0;
-    size_t taken = 0;
-    std::mutex order;
-    std::condition_variable turn_changed;
-    size_t turn = 0;
-    std::vector<std::thread> threads;
-};
-
-} // namespace
 
 kv_restored restore(int slot_id, const kv_plan & plan, const std::vector<int32_t> & prompt,
                     kv_state & state, kv_store & store, kv_buffer_pool & pool) {
@@ -122,7 +17,7 @@ kv_restored restore(int slot_id, const kv_plan & plan, const std::vector<int32_t
     if (plan.partial) {
         entries.push_back(plan.partial);
     }
-    read_ahead files(entries, store, pool);
+    kv_read_ahead files(entries, store, pool);
 
     int32_t held = 0;
     for (size_t i = 0; i < entries.size(); i++) {

@@ -5,6 +5,7 @@
 
 #include "kv_buffers.h"
 #include "kv_format.h"
+#include "kv_store.h"
 
 #include "common.h"
 #include "llama.h"
@@ -41,6 +42,9 @@ public:
     kv_traits traits;
     kv_key fingerprint; // empty when refused
     std::string model;  // the file's name
+
+    // What may be asked of a store about these tokens. They outlive it.
+    kv_query query(const std::vector<int32_t> & tokens) const;
 
     // How many tokens of the slot are in every context, 0 when it is empty.
     int32_t stored_tokens(int slot_id) const;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kv_format.h"
+#include "kv_reader.h"
 
 #include <cstdint>
 #include <functional>
@@ -18,6 +19,9 @@
 #include <vector>
 
 namespace llama_ai {
+
+// Files that are being written have names that begin like this.
+constexpr char temporary_prefix[] = ".writing-";
 
 using kv_tokens = std::shared_ptr<const std::vector<int32_t>>;
 
@@ -67,8 +71,6 @@ struct kv_plan {
     bool evicted = false; // something with this beginning was dropped earlier
 };
 
-enum class kv_read { ok, missing, damaged, failed };
-
 struct kv_store_stats {
     uint64_t bytes = 0, files = 0, own_bytes = 0, own_files = 0, system_prompts = 0;
     uint64_t cap_bytes = 0;
@@ -99,10 +101,9 @@ public:
     // when the file does not fit the cap, with nothing written.
     bool write(const kv_entry_ptr & entry, const std::vector<const uint8_t *> & data);
 
-    // Reads a file into what `allocate(bytes)` returns and checks all of it. With ok, `header` is
-    // the file's own, and sections lie in the buffer at their offsets.
-    kv_read read(const kv_entry & entry, const std::function<uint8_t *(size_t)> & allocate,
-                 kv_header & header);
+    // Opens the file of an entry, for reading all of it.
+    kv_read open(const kv_entry & entry, const std::function<uint8_t *(size_t)> & allocate,
+                 kv_file_reader & reader);
 
     // A bad file gets another name and is counted; it is dropped before anything else is.
     void set_aside(const kv_entry_ptr & entry);

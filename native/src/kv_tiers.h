@@ -1,6 +1,5 @@
 // The tiers of the KV cache: hot is the slot, warm the engine's RAM cache, cold the KV store. Sets
-// the kv_* hooks; decides for each request where the longest usable beginning of its prompt is, and
-// for each slot what of it is still to be stored.
+// the kv_* hooks, and says what the routes say.
 #pragma once
 
 #include <cstdint>

@@ -7,6 +7,7 @@
 #endif
 
 #include <chrono>
+#include <ctime>
 #include <system_error>
 
 namespace llama_ai {
@@ -51,7 +52,7 @@ size_t kv_writer::queued() const {
 void kv_writer::run() {
 #ifdef __linux__
     // Threads that decode come first; the disk does not care. (On Linux, of this thread alone.)
-    setpriority(PRIO_PROCESS, (id_t) syscall(SYS_gettid), 10);
+    setpriority(PRIO_PROCESS, (id_t) syscall(SYS_gettid), 19);
 #endif
     first();
     std::unique_lock<std::mutex> guard(mutex);
@@ -66,6 +67,10 @@ void kv_writer::run() {
             busy = true;
             guard.unlock();
             work(job);
+            timespec used;
+            if (clock_gettime(CLOCK_THREAD_CPUTIME_ID, &used) == 0) {
+                used_us = (uint64_t) used.tv_sec * 1000000 + (uint64_t) used.tv_nsec / 1000;
+            }
         } // its buffers go back before it counts as done
         guard.lock();
         busy = false;

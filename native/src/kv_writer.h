@@ -5,6 +5,7 @@
 #include "kv_buffers.h"
 #include "kv_store.h"
 
+#include <atomic>
 #include <condition_variable>
 #include <deque>
 #include <functional>
@@ -36,6 +37,10 @@ public:
     bool drain(int timeout_ms);
     bool broken() const;
     size_t queued() const;
+    // Processor time that its thread has used.
+    uint64_t cpu_us() const {
+        return used_us;
+    }
 
 private:
     void run();
@@ -50,6 +55,7 @@ private:
     bool busy = false;
     bool ending = false;
     bool is_broken = false;
+    std::atomic<uint64_t> used_us{0};
     std::thread thread; // the last member: it uses all the others
 };
 

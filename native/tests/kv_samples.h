@@ -96,14 +96,21 @@ inline kv_plan find(kv_store & store, const std::vector<int32_t> & tokens, bool 
 // Reads an entry; with `ok` its content is checked as well.
 inline kv_read read(kv_store & store, const kv_entry_ptr & entry, bool * right = nullptr) {
     std::vector<uint8_t> bytes;
-    kv_header header;
-    const auto status = store.read(
+    kv_file_reader reader;
+    auto status = store.open(
         *entry,
         [&](size_t size) {
             bytes.resize(size);
             return bytes.data();
         },
-        header);
+        reader);
+    if (status == kv_read::ok) {
+        for (size_t i = reader.block_count(); i-- > 0;) { // in any order
+            reader.read_block(i);
+        }
+        status = reader.finish();
+    }
+    const auto & header = reader.header();
     if (status == kv_read::ok && right) {
         std::vector<int32_t> tokens((size_t) header.end);
         std::memcpy(tokens.data(), bytes.data() + kv_fixed_bytes, header.tokens_bytes());

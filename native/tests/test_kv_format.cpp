@@ -5,10 +5,62 @@
 
 #include <cstring>
 #include <string>
+#include <utility>
 
 using namespace llama_ai;
 
+// The checksum of sections, straight from its description in native/README.md.
+static uint64_t sum_of(const std::vector<uint8_t> & data) {
+    const uint64_t p[5] = {0x9E3779B185EBCA87ull, 0xC2B2AE3D27D4EB4Full, 0x165667B19E3779F9ull,
+                           0x85EBCA77C2B2AE63ull, 0x27D4EB2F165667C5ull};
+    const uint64_t keys[8] = {p[0], p[1], p[2], p[3], p[4], p[0] ^ p[1], p[1] ^ p[2], p[2] ^ p[3]};
+    uint64_t lanes[8] = {p[0], p[1], p[2], p[3], p[4], ~p[0], ~p[1], ~p[2]};
+    const size_t whole = data.size() / 64 * 64;
+    for (size_t at = 0; at < whole; at += 8) {
+        uint64_t word;
+        std::memcpy(&word, &data[at], 8);
+        const size_t lane = at / 8 % 8;
+        const uint64_t mixed = word ^ keys[lane];
+        lanes[lane] += (mixed % (1ull << 32)) * (mixed >> 32);
+        lanes[lane ^ 1] += word;
+        if (at % 1024 == 1016) {
+            for (size_t i = 0; i < 8; i++) {
+                lanes[i] = (lanes[i] ^ (lanes[i] >> 47) ^ keys[7 - i]) * 2654435761ull;
+            }
+        }
+    }
+    return xxh64(lanes, 64, xxh64(data.data() + whole, data.size() - whole, data.size()));
+}
+
+static void checks_sections() {
+    std::vector<uint8_t> data;
+    for (const size_t size : {0, 1, 63, 64, 65, 1024, 1100, 5000}) {
+        data.resize(size);
+        for (size_t i = 0; i < size; i++) {
+            data[i] = (uint8_t) (i * 37 + i / 251);
+        }
+        const uint64_t sum = stripe_sum(data.data(), size);
+        CHECK(sum == sum_of(data));
+        for (size_t bit = 0; bit < size * 8; bit++) { // no bit changes unnoticed
+            data[bit / 8] ^= (uint8_t) (1 << (bit % 8));
+            CHECK(stripe_sum(data.data(), size) != sum);
+            data[bit / 8] ^= (uint8_t) (1 << (bit % 8));
+        }
+    }
+    // Zeros are data as well, and blocks have an order.
+    data.assign(3 << 20, 0);
+    CHECK(stripe_sum(data.data(), 64) != stripe_sum(data.data(), 128));
+    const uint64_t zeros = kv_checksum(data.data(), data.size());
+    CHECK(zeros != kv_checksum(data.data(), data.size() - 1));
+    data[5] = 1;
+    const uint64_t first = kv_checksum(data.data(), data.size());
+    std::swap(data[5], data[kv_checksum_bytes + 5]);
+    CHECK(kv_checksum(data.data(), data.size()) != first && first != zeros);
+    CHECK(kv_checksum(data.data(), 100) == kv_checksum_of_blocks({stripe_sum(data.data(), 100)}));
+}
+
 int main() {
+    checks_sections();
     // Published test vectors of XXH64.
     CHECK(xxh64("", 0) == 0xEF46DB3751D8E999ull);
     CHECK(xxh64("a", 1) == 0xD24EC4F1A98C6E5Bull);

@@ -2,6 +2,7 @@
 // when the disk or somebody else misbehaves.
 
 #include "check.h"
+#include "kv_posix.h"
 #include "kv_samples.h"
 
 #include <fcntl.h>
@@ -357,10 +358,33 @@ static void refuses_directories() {
     CHECK(refusal(wanted).find("not a directory") != std::string::npos);
     wanted.dir = "/proc/llama-ai-kv";
     CHECK(!refusal(wanted).empty());
-    if (geteuid() != 0) { // root may write everywhere
-        fs::permissions(dir.path, fs::perms::owner_read | fs::perms::owner_exec);
-        CHECK(!refusal(options(dir)).empty());
+}
+
+// A directory that may be read and not written, from the start and from one moment on. Root may
+// write everywhere, and does not do so here.
+static void refuses_to_write_where_it_may_not() {
+    const directory dir;
+    const bool root = geteuid() == 0;
+    const uid_t somebody = 65534;
+    fs::create_directory(dir.path);
+    CHECK(chmod(dir.path.c_str(), 0700) == 0);
+    CHECK(!root || (chown(dir.path.c_str(), somebody, (gid_t) -1) == 0 && seteuid(somebody) == 0));
+    kv_store store(options(dir));
+    CHECK(write(store, conversation(1, 300), 0, 300));
+    CHECK(chmod(dir.path.c_str(), 0500) == 0);
+    int problem = 0;
+    try {
+        write(store, conversation(2, 300), 0, 300);
+    } catch (const std::system_error & error) {
+        problem = error.code().value();
     }
+    CHECK(problem == EACCES);
+    bool right = false; // and goes on reading
+    const auto entry = find(store, conversation(1, 300)).pieces.at(0).entry;
+    CHECK(read(store, entry, &right) == kv_read::ok && right);
+    CHECK(!refusal(options(dir)).empty());
+    CHECK(chmod(dir.path.c_str(), 0700) == 0);
+    CHECK(!root || seteuid(0) == 0);
 }
 
 static void gives_up_a_failing_disk(const fs::path & below) {
@@ -384,6 +408,44 @@ static void gives_up_a_failing_disk(const fs::path & below) {
     CHECK(bytes_in(dir.path) == 4096 + 20480); // nothing is left of the attempt
     CHECK(find(store, conversation(1, 300)).tokens == 300);
     CHECK(write(store, conversation(2, 300), 0, 300));
+}
+
+// Past the page cache or not, aligned or not, of any length: what was written is what is read, and
+// what lies behind it in memory does not leak into the file.
+static void writes_any_piece(const fs::path & below) {
+    const directory dir(below);
+    fs::create_directory(dir.path);
+    void * memory = nullptr;
+    const size_t most = 3 << 20;
+    CHECK(posix_memalign(&memory, 4096, most) == 0);
+    auto * bytes = static_cast<uint8_t *>(memory);
+    for (size_t i = 0; i < most; i++) {
+        bytes[i] = (uint8_t) (i * 31 + i / 4096);
+    }
+    int count = 0;
+    for (const size_t begin : {0, 1, 512}) {
+        for (const size_t size : {0, 1, 4095, 4096, 4097, 100000, 2 << 20}) {
+            const std::string path = (dir.path / std::to_string(count++)).string();
+            const llama_ai::file_handle file(open(path.c_str(), O_CREAT | O_EXCL | O_RDWR, 0600));
+            const std::string head(8192, 'h');
+            write_all(file.get(), head.data(), head.size(), 0);
+            write_past_cache(file.get(), bytes + begin, size, head.size());
+            CHECK(fs::file_size(path) == head.size() + size);
+            std::vector<uint8_t> read(head.size() + size);
+            CHECK(read_all(file.get(), read.data(), read.size(), 0));
+            CHECK(std::memcmp(read.data(), head.data(), head.size()) == 0);
+            CHECK(std::memcmp(read.data() + head.size(), bytes + begin, size) == 0);
+        }
+    }
+    const llama_ai::file_handle full(open("/dev/full", O_WRONLY));
+    int problem = 0;
+    try {
+        write_past_cache(full.get(), bytes, 4096, 0);
+    } catch (const std::system_error & error) {
+        problem = error.code().value();
+    }
+    CHECK(problem == ENOSPC);
+    free(memory);
 }
 
 static void starts_with_many_files() {
@@ -412,8 +474,11 @@ int main() {
     survives_clocks();
     shares_a_directory();
     refuses_directories();
+    refuses_to_write_where_it_may_not();
     gives_up_a_failing_disk(fs::temp_directory_path());
     gives_up_a_failing_disk("/dev/shm");
+    writes_any_piece(fs::temp_directory_path());
+    writes_any_piece("/dev/shm");
     starts_with_many_files();
     return 0;
 }

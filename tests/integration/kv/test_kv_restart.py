@@ -50,12 +50,13 @@ def test_every_kind_of_memory_comes_back_to_the_last_bit(
     tmp_path: Path,
 ) -> None:
     model, words = zoo(kind)
-    turns = [numbers(count, count) for count in (420, 70, 33)]
+    counts = (420, 70, 33, 64, 17, 150)
+    turns = [numbers(count, count) for count in counts]
     disk = ("--kv-dir", str(tmp_path / "kv"))
     there = converse(lambda: serve(model, *words, *disk), turns, RESTARTS)
     never = converse(lambda: serve(model, *words), turns, ())
     # All but the last token of a turn, which was sampled and never evaluated.
-    assert there[2] == [0, 420 + 7, 420 + 8 + 70 + 7]
+    assert there[2] == [max(0, sum(counts[:turn]) + 8 * turn - 1) for turn in range(len(counts))]
     assert there[0] == never[0]
     assert there[1] == never[1]
 
@@ -111,6 +112,36 @@ def test_conversations_that_begin_alike_do_not_mix(
     fresh.answer(second[:divergence], 0)
     assert fresh.answer(second + asked)[0] == said
     fresh.stop()
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("shared", [1024, 4096])
+@pytest.mark.parametrize("kind", ["dense", "hybrid"])
+def test_what_is_shared_is_all_that_is_reused(
+    kind: str,
+    shared: int,
+    zoo: Callable[[str], tuple[Path, tuple[str, ...]]],
+    serve: Callable[..., Server],
+    tmp_path: Path,
+) -> None:
+    model, words = zoo(kind)
+    disk = ("--kv-dir", str(tmp_path / "kv"))
+    one = (*words, "--ubatch-size", "1")
+    common = numbers(shared, 1)
+    first, second = [*common, 1, *numbers(200, 2)], [*common, 2, *numbers(200, 3)]
+    fresh = serve(model, *one, "--cache-ram", "0")
+    fresh.answer(second)
+    expected = fresh.state()
+    fresh.stop()
+    server = serve(model, *one, *disk)
+    server.answer(first)
+    server.wait_written()
+    server.stop(signal.SIGKILL)
+    server = serve(model, *one, *disk)
+    _, cached = server.answer(second)
+    assert cached == (shared if kind == "dense" else 0)  # a hybrid state cannot be cut
+    assert server.state() == expected
+    server.stop()
 
 
 @pytest.mark.engine

@@ -174,6 +174,30 @@ def test_a_system_prompt_is_found_by_other_conversations(
     server.stop()
 
 
+def test_a_state_is_not_written_twice_a_turn_without_need(
+    zoo: Zoo, serve: Callable[..., Server], tmp_path: Path
+) -> None:
+    """Before the answer for templates that change it later, after it for all others."""
+    model, words = zoo("hybrid")
+    directory = tmp_path / "kv"
+    server = serve(model, *words, "--kv-dir", str(directory))
+
+    def ends() -> list[int]:
+        server.wait_written()
+        return sorted(f.end for f in read_directory(directory).files if f.kind == "partial")
+
+    prompt = numbers(400, 1)
+    answer, _ = server.answer(prompt)
+    assert ends() == [396, 407]  # who knows
+    prompt = [*prompt, *answer, *numbers(30, 2)]
+    answer, _ = server.answer(prompt)
+    assert ends() == [396, 407, 445]
+    prompt = [*prompt[:-1], *numbers(50, 3)]  # the answer was changed
+    server.answer(prompt)
+    assert ends() == [407, 445, 483, 494]  # three stay, and the one that was left
+    server.stop()
+
+
 @pytest.mark.parametrize("kind", ["hybrid", "recurrent", "window"])
 def test_a_common_beginning_is_learned_where_nobody_tells(
     kind: str, zoo: Zoo, serve: Callable[..., Server], tmp_path: Path
