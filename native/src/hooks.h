@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 struct common_params;
 struct common_speculative;
@@ -54,6 +55,12 @@ struct hook_table {
     void (*kv_checkpoint)(int slot_id, const server_prompt & slot, bool user_start) = nullptr;
     // The contexts are about to go away. May be called more than once, and before kv_attach.
     void (*kv_detach)() = nullptr;
+
+    // A slot begins with a request, and ends one that went well.
+    void (*request_started)(int slot_id) = nullptr;
+    void (*request_finished)(int slot_id) = nullptr;
+    // A batch failed; `text` is what upstream would tell the clients, empty when it will try again.
+    std::string (*decode_error)(const std::string & text) = nullptr;
 };
 
 // One table for the whole process, shared by the executable and upstream's libraries.
@@ -113,6 +120,22 @@ inline void kv_detach() {
     if (hooks.kv_detach) {
         hooks.kv_detach();
     }
+}
+
+inline void request_started(int slot_id) {
+    if (hooks.request_started) {
+        hooks.request_started(slot_id);
+    }
+}
+
+inline void request_finished(int slot_id) {
+    if (hooks.request_finished) {
+        hooks.request_finished(slot_id);
+    }
+}
+
+inline std::string decode_error(const std::string & text) {
+    return hooks.decode_error ? hooks.decode_error(text) : text;
 }
 
 } // namespace llama_ai

@@ -16,6 +16,16 @@ const std::vector<own_flag> & own_flags() {
         {"--kv-max-age-days", true, "N: days without use after which they are dropped (30)"},
         {"--system-prompts", true, "N: system prompts that are dropped last (8)"},
         {"--no-kv-disk", false, "keep nothing on disk, whatever --kv-dir says"},
+        {"--expert-residency", false,
+         "leave a MoE model's experts on disk and keep some in memory"},
+        {"--expert-budget-mib", true, "N: MiB of memory for experts; 0 = the kernel decides (0)"},
+        {"--expert-prefetch-threads", true, "N: threads that read experts (4)"},
+        {"--expert-prewarm", false,
+         "begin with the experts that were used most (--expert-stats-file)"},
+        {"--expert-tracking", false, "count which experts are used (GET /expert-stats)"},
+        {"--expert-stats-file", true, "FILE: keep these counts in it"},
+        {"--expert-trace", true, "FILE: record which experts each token uses"},
+        {"--refused-models", true, "FILE: of a router: models that do not fit, and why (JSON)"},
     };
     return table;
 }

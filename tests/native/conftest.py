@@ -12,7 +12,7 @@ from llama_ai.engine.build import build_targets
 from llama_ai.engine.engines import default_recipe
 from llama_ai.engine.events import ignore
 
-TARGETS = ("llama-ai-server", "memory_probe", "native-tests")
+TARGETS = ("llama-ai-server", "memory_probe", "native-tests", "expert_simulator")
 
 
 @pytest.fixture(scope="session")
