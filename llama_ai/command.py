@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from llama_ai.errors import EngineNotReadyError
 from llama_ai.models.names import ENGINE_TYPES
+from solver.types import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -168,6 +169,7 @@ def _words(profile: Profile, settings: Settings) -> list[_Word]:
     words += [
         _may("--cache-ram", str(plan.cache_ram_mib)),
         *_kv_disk(profile),
+        *_experts(profile),
         _may("--no-context-shift"),
         _may("--jinja"),
         # Only from this level on does the engine say where the layers went; a few lines a request.
@@ -184,7 +186,7 @@ def _words(profile: Profile, settings: Settings) -> list[_Word]:
         keep = settings.switch("preserve_reasoning")
         words.append(_may("--reasoning-preserve" if keep else "--no-reasoning-preserve"))
     ttl_s = settings.number("ttl")
-    if ttl_s is not None:
+    if ttl_s:
         words.append(_may("--sleep-idle-seconds", str(ttl_s)))
     key_file = settings.text("api_key_file")
     if key_file is not None:
@@ -203,6 +205,31 @@ def _kv_disk(profile: Profile) -> list[_Word]:
         _may("--kv-max-age-days", str(disk.max_age_days)),
         _may("--system-prompts", str(disk.system_prompts)),
     ]
+
+
+def _experts(profile: Profile) -> list[_Word]:
+    """Counting experts, and reading them from disk; our own engine's flags."""
+    experts, layout = profile.experts, profile.plan.layout
+    if experts is None:
+        return []
+    words: list[_Word] = []
+    if experts.tracking:
+        words += [
+            _may("--expert-tracking"),
+            _may("--expert-stats-file", str(experts.stats_path)),
+        ]
+    if layout.expert_budget_bytes is None:
+        return words
+    words += [
+        _say("--expert-residency"),
+        _say("--expert-budget-mib", str(layout.expert_budget_bytes // MIB)),
+        _may("--expert-prefetch-threads", str(experts.prefetch_threads)),
+        # A device would copy whole layers of experts for itself.
+        _say("--no-op-offload"),
+    ]
+    if experts.prewarm:
+        words.append(_may("--expert-prewarm"))
+    return words
 
 
 def _companions(profile: Profile) -> list[_Word]:

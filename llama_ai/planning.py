@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_ai import companions as beside
 from llama_ai.errors import DoesNotFitError, EngineNotReadyError
+from llama_ai.experts import choice as expert_choice
 from llama_ai.gguf.solver_model import model_from_facts
 from llama_ai.hardware.budgets import budgets
 from llama_ai.hardware.childenv import child_env
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
     from llama_ai.companions import Companions, Draft
     from llama_ai.config import Settings
+    from llama_ai.experts.choice import Experts
     from llama_ai.gguf.facts import ModelFacts
     from llama_ai.hardware.budgets import Budgets
     from llama_ai.hardware.childenv import ChildEnv
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from llama_ai.kv_cache.choice import KvDisk
     from llama_ai.presets import Kind
     from solver.model import Model
-    from solver.types import Backend, Layout, Plan, Rejected, Strategy
+    from solver.types import Backend, Disk, Layout, Plan, Rejected, Strategy
 
 # A driver and other programs live in device memory too; what a device reports free is not all ours.
 UNKNOWN_DEVICE_SHARE_PERCENT = 90
@@ -92,6 +94,8 @@ class Profile:
     """What goes with the model; see :attr:`draft` for whether its draft is used."""
     kv_disk: KvDisk | None = None
     """The KV cache on disk; ``None`` where nobody asked."""
+    experts: Experts | None = None
+    """What the engine is told about experts; ``None`` for a model without them."""
 
     @property
     def draft(self) -> Draft | None:
@@ -122,6 +126,10 @@ class Profile:
             where += self.target.device.name
             if layout.n_cpu_moe:
                 where += f", experts of {layout.n_cpu_moe} layers on the CPU"
+        if layout.expert_budget_bytes:
+            where += f", {layout.expert_budget_bytes / GIB:.1f} GiB of experts from disk in memory"
+        elif layout.expert_budget_bytes == 0:
+            where += ", experts from disk"
         return (
             f"{where}, {layout.ctx_size} tokens of context, {kv_type} KV, "
             f"{layout.n_parallel} slot{'s' if layout.n_parallel > 1 else ''}"
@@ -135,12 +143,16 @@ def intent_from(settings: Settings) -> Intent:
     kv_word = settings.text("kv_cache_type")
     kv_type_k, kv_type_v = split_kv_types(kv_word) if kv_word else (None, None)
     strategy = settings.text("moe_strategy")
+    if strategy is None and settings.switch("expert_residency"):
+        strategy = "residency"
     return Intent(
         ctx_size=settings.number("ctx_size"),
         kv_type_k=kv_type_k,
         kv_type_v=kv_type_v,
         gpu_layers=settings.number("gpu_layers"),
         moe_strategy=_STRATEGIES[strategy] if strategy else None,
+        residency=settings.switch("expert_residency") is not False,
+        expert_budget_mib=settings.number("expert_budget_mib"),
         ubatch=settings.number("ubatch_size"),
         batch=settings.number("batch_size"),
         threads=settings.number("threads"),
@@ -167,11 +179,14 @@ def choose_target(
     settings: Settings,
     environ: Mapping[str, str],
     devices: Sequence[EngineDevice] | None,
+    *,
+    no_residency: str | None = None,
 ) -> Target:
     """The backend and device to plan for.
 
-    ``devices`` is what the engine lists, or ``None`` where no engine was asked (a dry run). The
-    user's ``--backend`` and ``--device`` are honoured or refused
+    ``devices`` is what the engine lists, or ``None`` where no engine was asked (a dry run);
+    ``no_residency`` says why it cannot read experts from disk (``None``: it can, as our own build
+    does). The user's ``--backend`` and ``--device`` are honoured or refused
     (:class:`~llama_ai.errors.EngineNotReadyError`), never replaced.
     """
     wish = settings.text("backend")
@@ -183,7 +198,10 @@ def choose_target(
         return Target(
             backend=backend,
             device=None,
-            machine=_machine(facts, known, backend, None, None, shared=False),
+            machine=replace(
+                _machine(facts, known, backend, None, None, shared=False),
+                no_residency=no_residency,
+            ),
             child_env=env,
             why=why,
             steps=(),
@@ -207,7 +225,10 @@ def choose_target(
     return Target(
         backend=backend,
         device=device,
-        machine=_machine(facts, known, backend, device.name, gpu_bytes, shared=shared),
+        machine=replace(
+            _machine(facts, known, backend, device.name, gpu_bytes, shared=shared),
+            no_residency=no_residency,
+        ),
         child_env=env,
         why=why,
         steps=steps,
@@ -226,16 +247,21 @@ def make_profile(
     as_asked: bool = False,
     refused: Mapping[Layout, Rejected] | None = None,
     companions: Companions = beside.NONE,
+    disk: Disk | None = None,
+    expert_use: tuple[tuple[float, ...], ...] | None = None,
 ) -> Profile:
     """Solve; raises :class:`~llama_ai.errors.DoesNotFitError` naming the nearest miss and cures.
 
     ``learned`` holds settings at which the engine kept running here after larger ones had failed;
     the user's own wishes win over them. ``as_asked`` estimates the settings as they are, fitting
     or not (``over`` then says by how much they miss). ``refused``: see
-    :func:`solver.solve.solve`.
+    :func:`solver.solve.solve`. ``disk`` is the one that the model is on, ``expert_use`` what was
+    counted of it (:attr:`solver.model.Model.expert_use`).
     """
+    target = replace(target, machine=replace(target.machine, disk=disk))
     projector, draft = companions.projector, companions.draft
     seen = model_from_facts(model, projector_bytes=projector.total_bytes if projector else 0)
+    seen = replace(seen, expert_use=expert_use)
     asked_for = wishes = intent_from(settings)
     if draft is not None:
         if draft.facts is not None:
@@ -246,7 +272,8 @@ def make_profile(
             draft_n_max=draft.n_max,
             draft_needed=draft.needed,
         )
-    if kv_choice.choose(settings, target.machine.tier, _at_least_one(wishes)).enabled:
+    wanted_disk = kv_choice.choose(settings, target.machine.tier, _at_least_one(wishes))
+    if wanted_disk.enabled:
         asked_for = wishes = replace(wishes, disk_tier_bytes=kv_choice.BUFFER_BYTES)
     preset = preset_for(target.machine.tier, _kind(seen), seen.size_bytes)
     if settings.switch("noauto"):
@@ -261,11 +288,13 @@ def make_profile(
         if isinstance(answer, Infeasible) and intent != wishes:
             intent = wishes
             answer = solve(target.machine, seen, intent, refused=refused)
-    if isinstance(answer, Infeasible) and intent.disk_tier_bytes and _disk_is_open(settings):
-        # The seed's last step but one: without the disk tier rather than not at all.
+    if not _is_whole(answer, intent) and intent.disk_tier_bytes and _disk_is_open(settings):
+        # The seed's last step but one: without the disk tier rather than not at all, or with the
+        # experts on disk. A refusal then says what is missing when even that is left out.
         lean = replace(intent, disk_tier_bytes=0)
         without = solve(target.machine, seen, lean, refused=refused)
-        answer, intent = (answer, intent) if isinstance(without, Infeasible) else (without, lean)
+        if isinstance(answer, Infeasible) or _is_whole(without, lean):
+            answer, intent = without, lean
     if isinstance(answer, Infeasible):
         raised = _higher_limit(target, answer.nearest)
         cures = "; ".join(answer.cures if raised is None else (raised, *answer.cures))
@@ -285,6 +314,7 @@ def make_profile(
         "threads_batch",
         "parallel",
         "cache_ram",
+        "expert_budget_mib",
     }
     sources: dict[str, str] = {name: settings.source(name, "solver") for name in sorted(decided)}
     for name in ("backend", "device"):
@@ -298,10 +328,15 @@ def make_profile(
     if kv_disk.enabled and not intent.disk_tier_bytes:
         kv_disk = replace(kv_disk, enabled=False, why="its copies would not fit in memory")
     sources["kv_disk"] = kv_disk.source
+    experts = None
+    if seen.is_moe:
+        experts = expert_choice.choose(settings, model_path, model.size_bytes)
+        sources.update(experts.sources)
     answer = replace(
         answer,
         reasons=(
             *answer.reasons,
+            *_expert_reasons(experts, answer),
             Reason(setting="kv_disk", value="on" if kv_disk.enabled else "off", why=kv_disk.why),
         ),
     )
@@ -309,6 +344,7 @@ def make_profile(
         model=model,
         companions=companions,
         kv_disk=kv_disk,
+        experts=experts,
         solver_model=seen,
         suggestion=_better_plan(target, seen, intent, answer),
         model_path=model_path,
@@ -324,6 +360,31 @@ def make_profile(
             f"preset {preset.name}",
         ),
         sources=sources,
+    )
+
+
+def _expert_reasons(experts: Experts | None, plan: Plan) -> tuple[Reason, ...]:
+    if experts is None or plan.layout.expert_budget_bytes is None:
+        return ()
+    asked = "you asked for it"
+    given = {name for name, source in experts.sources.items() if source != "default"}
+    return (
+        Reason(
+            setting="expert_prefetch_threads",
+            value=str(experts.prefetch_threads),
+            why=asked
+            if "expert_prefetch_threads" in given
+            else "reads in flight at once; they wait for the disk, not for a core",
+        ),
+        Reason(
+            setting="expert_prewarm",
+            value="on" if experts.prewarm else "off",
+            why=asked
+            if "expert_prewarm" in given
+            else "the experts used most before are read first"
+            if experts.prewarm
+            else "nothing is counted",
+        ),
     )
 
 
@@ -383,6 +444,13 @@ def _higher_limit(target: Target, miss: Rejected | None) -> str | None:
     return None if suggestion is None else suggestion.text
 
 
+def _is_whole(answer: Plan | Infeasible, intent: Intent) -> bool:
+    """A plan that loads all of the model, or reads experts from disk because the user says so."""
+    if isinstance(answer, Infeasible):
+        return False
+    return answer.strategy != "residency" or intent.moe_strategy is not None
+
+
 def _disk_is_open(settings: Settings) -> bool:
     """Whether the user said nothing about the KV cache on disk, under either of its names."""
     return settings.get("kv_disk") is None and settings.get("ssd_cache") is None
@@ -435,6 +503,7 @@ _INTENT_FIELDS = {
     "moe_strategy": ("moe_strategy",),
     "gpu_layers": ("gpu_layers",),
     "batch_size": ("batch",),
+    "expert_budget_mib": ("expert_budget_mib",),
 }
 
 

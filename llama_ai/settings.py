@@ -153,6 +153,28 @@ def _seed_ssd_cache(env: Mapping[str, str]) -> str | None:
     return "off" if text.strip().lower() in {"1", "true", "yes", "on"} else "on"
 
 
+def _of_draft(kind: str, who: str, *, n_max: int, p_min: float) -> tuple[Setting, Setting]:
+    """How far a draft of a kind may run ahead, and how sure it must be of a token."""
+    return (
+        Setting(
+            name=f"{kind}_n_max",
+            kind="int",
+            minimum=1,
+            maximum=64,
+            default=n_max,
+            help=f"tokens that are proposed ahead by {who}",
+        ),
+        Setting(
+            name=f"{kind}_p_min",
+            kind="float",
+            minimum=0,
+            maximum=1,
+            default=p_min,
+            help=f"least probability of a token that is proposed by {who}",
+        ),
+    )
+
+
 SETTINGS: tuple[Setting, ...] = (
     # What the solver decides unless told.
     Setting(
@@ -186,6 +208,40 @@ SETTINGS: tuple[Setting, ...] = (
         kind="choice",
         choices=("gpu", "partial", "cpu", "residency"),
         help="where a MoE model's experts live",
+    ),
+    Setting(
+        name="expert_residency",
+        kind="bool",
+        help="another word for --moe-strategy residency (off: never chosen by itself)",
+    ),
+    Setting(
+        name="expert_budget_mib",
+        kind="int",
+        minimum=0,
+        maximum=1 << 30,
+        engine_flag="--expert-budget-mib",
+        help="MiB of memory for experts that are read from disk (0: the kernel's page cache)",
+    ),
+    Setting(
+        name="expert_prefetch_threads",
+        kind="int",
+        minimum=1,
+        maximum=64,
+        default=4,
+        engine_flag="--expert-prefetch-threads",
+        help="experts that are read from disk at the same time",
+    ),
+    Setting(
+        name="expert_prewarm",
+        kind="bool",
+        default=True,
+        help="with experts on disk: read those used most before when the server starts",
+    ),
+    Setting(
+        name="expert_tracking",
+        kind="bool",
+        default=True,
+        help="count which experts of a MoE model are used, and remember it",
     ),
     Setting(
         name="ubatch_size",
@@ -316,62 +372,16 @@ SETTINGS: tuple[Setting, ...] = (
         default=False,
         help="keep the thinking of earlier turns in the prompt",
     ),
-    # Drafts and projectors. What a draft of each kind may run ahead, and how sure it must be, are
-    # the seed's values.
+    # Drafts and projectors; the numbers of each kind are the seed's.
     Setting(
         name="draft",
         kind="str",
         default="auto",
         help="speculative decoding: auto (what lies beside or inside the model), off, or a FILE",
     ),
-    Setting(
-        name="dspark_n_max",
-        kind="int",
-        minimum=1,
-        maximum=64,
-        default=3,
-        help="tokens that a DSpark draft runs ahead",
-    ),
-    Setting(
-        name="dspark_p_min",
-        kind="float",
-        minimum=0,
-        maximum=1,
-        default=0.0,
-        help="least probability of a token that a DSpark draft proposes",
-    ),
-    Setting(
-        name="mtp_n_max",
-        kind="int",
-        minimum=1,
-        maximum=64,
-        default=2,
-        help="tokens that a model's own MTP layers run ahead",
-    ),
-    Setting(
-        name="mtp_p_min",
-        kind="float",
-        minimum=0,
-        maximum=1,
-        default=0.0,
-        help="least probability of a token that MTP layers propose",
-    ),
-    Setting(
-        name="dflash_n_max",
-        kind="int",
-        minimum=1,
-        maximum=64,
-        default=7,
-        help="tokens that a DFlash draft runs ahead",
-    ),
-    Setting(
-        name="dflash_p_min",
-        kind="float",
-        minimum=0,
-        maximum=1,
-        default=0.6,
-        help="least probability of a token that a DFlash draft proposes",
-    ),
+    *_of_draft("dspark", "a DSpark draft", n_max=3, p_min=0.0),
+    *_of_draft("mtp", "a model's own MTP layers", n_max=2, p_min=0.0),
+    *_of_draft("dflash", "a DFlash draft", n_max=7, p_min=0.6),
     Setting(
         name="mmproj",
         kind="bool",
@@ -382,9 +392,10 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         name="ttl",
         kind="int",
-        minimum=1,
+        minimum=0,
         maximum=1 << 30,
-        help="seconds without a request after which a model is unloaded",
+        help="seconds without a request after which a model gives its memory back (0: never; one of"
+        " several: 1800)",
     ),
     # The machine.
     Setting(

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from solver import residency
 from solver.score import CONTEXT_POINTS, KV_POINTS, score
 from solver.types import GIB, Layout, Strategy
 
@@ -33,6 +34,9 @@ class Candidate:
     score: int
     fit_layers: bool = False
     """The device gets as many layers as fit it, not the layout's number."""
+    lean: bool = False
+    """With residency: whatever is left is enough for the experts. Otherwise they get at least half
+    of the memory, for a longer context would cost more speed than it is worth."""
 
     @property
     def description(self) -> str:
@@ -47,13 +51,19 @@ class Candidate:
         return f"{self.strategy}, {layout.ctx_size} tokens, {kv_types} KV{draft}"
 
 
-def candidates(machine: Machine, model: Model, intent: Intent) -> tuple[Candidate, ...]:
+def candidates(
+    machine: Machine,
+    model: Model,
+    intent: Intent,
+    groups: tuple[tuple[Strategy, ...], ...] | None = None,
+) -> tuple[Candidate, ...]:
     """Every candidate worth trying, in order; stable for equal scores.
 
-    Those of ``partial`` name no number of layers yet: it depends on what fits.
+    Those of ``partial`` name no number of layers yet, those of ``residency`` no budget for experts:
+    both depend on what fits. ``groups``: only these strategies.
     """
     found: list[Candidate] = []
-    for group in strategy_groups(machine, model, intent):
+    for group in strategy_groups(machine, model, intent) if groups is None else groups:
         found += sorted(
             (
                 Candidate(
@@ -86,19 +96,21 @@ def strategy_groups(
     """Where the weights may live here: groups in order, by score within each.
 
     Where the seed prefers the CPU, what comes after it is tried only when it does not fit.
-    Residency reads the disk all the time, so on battery it is left to the user's word.
+    Residency comes last, alone: it is for what fits in no other way, and subject to
+    :func:`solver.residency.refusal`.
     """
     if intent.moe_strategy is not None:
         return ((intent.moe_strategy,),)
+    groups: tuple[tuple[Strategy, ...], ...] = (("gpu", "partial", "cpu"),)
     if machine.gpu_budget_bytes is None:
-        return (("cpu",),)
-    if not model.is_moe:
-        return (("gpu",),)
-    if prefers_cpu(machine, model):
-        return (("cpu",), ("gpu", "partial"))
-    if machine.residency and machine.on_ac:
-        return (("gpu", "partial", "cpu", "residency"),)
-    return (("gpu", "partial", "cpu"),)
+        groups = (("cpu",),)
+    elif not model.is_moe:
+        groups = (("gpu",),)
+    elif prefers_cpu(machine, model):
+        groups = (("cpu",), ("gpu", "partial"))
+    if model.is_moe and residency.refusal(machine, model, intent) is None:
+        groups = (*groups, ("residency",))
+    return groups
 
 
 def prefers_cpu(machine: Machine, model: Model) -> bool:
@@ -190,8 +202,11 @@ def layout(
         mtp_n_max=intent.draft_n_max,
         draft_file=draft and intent.draft == "file",
         # Without a device the weights are used where they lie: a second start finds them cached.
-        load_mode="mmap" if strategy == "residency" or not on_device else "none",
+        # With residency the experts are a mapping in any case, and the rest must not be one: the
+        # kernel would drop it first when memory is short.
+        load_mode="none" if strategy == "residency" or on_device else "mmap",
         repack=strategy != "residency",
+        expert_budget_bytes=0 if strategy == "residency" else None,
     )
 
 

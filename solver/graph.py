@@ -103,22 +103,27 @@ class _Heap:
             if gap is not None:
                 found = (chunk, gap)
         if found is None:
-            best = None
-            for chunk in self._chunks:
-                if not chunk.free:
-                    continue
-                offset, length = chunk.free[-1]
-                spare = chunk.used - offset - size
-                better = best is None or (best < 0 and spare > best) or 0 <= spare < best
-                if length >= size and better:
-                    best, found = spare, (chunk, len(chunk.free) - 1)
+            found = self._open_end(size)
+        chunk, index = found
+        return chunk, chunk.cut(index, size)
+
+    def _open_end(self, size: int) -> tuple[_Chunk, int]:
+        """The chunk that grows least, or a new one."""
+        found = best = None
+        for chunk in self._chunks:
+            if not chunk.free:
+                continue
+            offset, length = chunk.free[-1]
+            spare = chunk.used - offset - size
+            better = best is None or (best < 0 and spare > best) or 0 <= spare < best
+            if length >= size and better:
+                best, found = spare, (chunk, len(chunk.free) - 1)
         if found is None:
             last = len(self._chunks) == _MAX_CHUNKS - 1
             room = _OPEN_END if last else max(size, self._chunk_bytes)
             self._chunks.append(_Chunk(room))
             found = (self._chunks[-1], 0)
-        chunk, index = found
-        return chunk, chunk.cut(index, size)
+        return found
 
     @staticmethod
     def give(place: _Place, size: int) -> None:
@@ -135,31 +140,38 @@ class _Chunk:
         self.used = 0
 
     def best_gap(self, size: int) -> int | None:
-        best = None
-        for i, (_, length) in enumerate(self.free[:-1]):
-            if length >= size and (best is None or length <= self.free[best][1]):
-                best = i
+        # This, `cut` and `release` run a thousand times an estimate, hence their bare form.
+        best, best_length = None, _OPEN_END
+        end = len(self.free) - 1
+        for index, (_, length) in enumerate(self.free):
+            if size <= length <= best_length and index != end:
+                best, best_length = index, length
         return best
 
     def cut(self, index: int, size: int) -> int:
         offset, length = self.free[index]
+        end = offset + size
         if length == size:
             del self.free[index]
         else:
-            self.free[index] = (offset + size, length - size)
-        self.used = max(self.used, offset + size)
+            self.free[index] = (end, length - size)
+        if end > self.used:
+            self.used = end
         return offset
 
     def release(self, offset: int, size: int) -> None:
         free = self.free
+        end = offset + size
         at = bisect_left(free, (offset, 0))
-        free.insert(at, (offset, size))
-        if at + 1 < len(free) and offset + size == free[at + 1][0]:
-            free[at] = (offset, size + free[at + 1][1])
-            del free[at + 1]
-        if at > 0 and sum(free[at - 1]) == offset:
-            free[at - 1] = (free[at - 1][0], free[at - 1][1] + free[at][1])
+        if at < len(free) and free[at][0] == end:
+            size += free[at][1]
             del free[at]
+        if at > 0:
+            before, length = free[at - 1]
+            if before + length == offset:
+                free[at - 1] = (before, length + size)
+                return
+        free.insert(at, (offset, size))
 
 
 _Place = tuple[_Chunk | None, int]

@@ -15,9 +15,12 @@ from typing import TYPE_CHECKING
 from solver.cache import cache_bytes
 from solver.compute import compute_bytes, draft_compute_bytes
 from solver.placement import Placement
+from solver.residency import loaded_experts, pool_overhead_bytes
 from solver.types import Components, Layout, Memory
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from solver.model import Model, Weights
 
 HOST_ALIGNMENT = 32
@@ -30,12 +33,20 @@ DEVICE_ALIGNMENT = 16
 """Of Vulkan buffers on Mesa (RADV asks for less; the difference is a few bytes a tensor)."""
 
 
-def estimate(model: Model, layout: Layout) -> Memory:
-    """Bytes on the device and on the host. Pure: the same input gives the same answer."""
+def estimate(
+    model: Model,
+    layout: Layout,
+    *,
+    compute: Callable[[Model, Layout, Placement], tuple[int, int]] = compute_bytes,
+) -> Memory:
+    """Bytes on the device and on the host. Pure: the same input gives the same answer.
+
+    ``compute`` may remember what :func:`~solver.compute.compute_bytes`, the slow part, said before.
+    """
     place = Placement(model, layout)
     gpu_weights, host_weights = weight_bytes(model, layout, place)
     main = cache_bytes(model, layout, place)
-    gpu_compute, host_compute = compute_bytes(model, layout, place)
+    gpu_compute, host_compute = compute(model, layout, place)
     gpu_draft = host_draft = 0
     if place.mtp:
         draft = cache_bytes(model, layout, place, draft=True)
@@ -62,7 +73,8 @@ def estimate(model: Model, layout: Layout) -> Memory:
             compute_bytes=host_compute,
             draft_bytes=host_draft,
             projector_bytes=0 if place.any_on_gpu else model.projector_bytes,
-            overhead_bytes=overhead_bytes(model),
+            experts_bytes=layout.expert_budget_bytes or 0,
+            overhead_bytes=overhead_bytes(model) + pool_overhead_bytes(layout),
         ),
     )
 
@@ -93,6 +105,7 @@ def draft_layout(draft: Model, layout: Layout) -> Layout:
         n_cpu_moe=0,
         mtp=False,
         draft_file=False,
+        expert_budget_bytes=None,
     )
 
 
@@ -126,11 +139,12 @@ def weight_bytes(model: Model, layout: Layout, place: Placement) -> tuple[int, i
         host += model.tied_output.padded_bytes(HOST_ALIGNMENT)
     for index, weights in enumerate(model.layer_weights):
         if place.loads(index):
-            add(
-                weights,
-                on_gpu=place.on_gpu(index),
-                experts_on_gpu=place.on_gpu(index) and index >= layout.n_cpu_moe,
-            )
+            experts_on_gpu = place.on_gpu(index) and index >= layout.n_cpu_moe
+            loaded = weights
+            if layout.expert_budget_bytes is not None and not experts_on_gpu:
+                # The rest is a mapping that nobody reads through: it takes no memory.
+                loaded = replace(weights, experts=loaded_experts(model, index))
+            add(loaded, on_gpu=place.on_gpu(index), experts_on_gpu=experts_on_gpu)
     if place.any_layer_on_gpu:
         gpu += model.once_per_side.padded_bytes(DEVICE_ALIGNMENT)
     if place.any_layer_on_host:

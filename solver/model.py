@@ -6,6 +6,7 @@ Filled in from the file's header by ``llama_ai.gguf``; nothing here is read from
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 CacheKind = Literal["full", "sliding", "compressed"]
@@ -152,6 +153,26 @@ class Model:
     """Of a vision or audio projector: its weights and what it computes with."""
     draft_model: Model | None = None
     """The file that drafts for it, if there is one."""
+    expert_use: tuple[tuple[float, ...], ...] | None = None
+    """How often each expert of each layer was chosen (shares of the layer's tokens, largest first;
+    a layer without experts is empty); ``None``: not known."""
+
+    @cached_property
+    def kinds(self) -> tuple[int, ...]:
+        """A number for each block, the same for blocks that differ only in index and bytes."""
+        numbers: dict[object, int] = {}
+        return tuple(
+            numbers.setdefault(
+                (
+                    tuple((name, shape) for name, shape, _ in block.tensors),
+                    block.sliding,
+                    block.recurrent,
+                    block.n_head,
+                ),
+                len(numbers),
+            )
+            for block in self.blocks
+        )
 
     @property
     def is_moe(self) -> bool:

@@ -1,7 +1,7 @@
 """The next smaller configuration after a failure that less memory or shorter work may cure.
 
-In the order of what it costs the user: ubatch, then context, then KV type, then strategy. What the
-user fixed is never touched.
+In the order of what it costs the user: the memory of experts that are read from disk, then ubatch,
+then context, then KV type, then strategy. What the user fixed is never touched.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from solver import residency
 from solver.score import KV_POINTS
 from solver.solve import solve
-from solver.types import Infeasible, Plan
+from solver.types import MIB, Infeasible, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -41,7 +42,7 @@ def next_smaller(
 
     ``wishes`` is what the user fixed; ``current`` is ``wishes`` narrowed by earlier steps.
     """
-    for setting, before, after, intent in _steps(model, wishes, current, plan):
+    for setting, before, after, intent in _steps(machine, model, wishes, current, plan):
         answer = solve(machine, model, intent)
         if not isinstance(answer, Infeasible):
             return Step(
@@ -54,9 +55,10 @@ def next_smaller(
 
 
 def _steps(
-    model: Model, wishes: Intent, current: Intent, plan: Plan
+    machine: Machine, model: Model, wishes: Intent, current: Intent, plan: Plan
 ) -> Iterator[tuple[str, object, object, Intent]]:
     layout = plan.layout
+    pool_bytes = layout.expert_budget_bytes
     # Everything that was decided so far stays: one thing is lowered at a time.
     fixed = replace(
         current,
@@ -68,7 +70,18 @@ def _steps(
         moe_strategy=plan.strategy if model.is_moe else None,
         # "partial" finds its own number of layers again.
         gpu_layers=layout.gpu_layers or None,
+        expert_budget_mib=None if pool_bytes is None else pool_bytes // MIB,
     )
+    if wishes.expert_budget_mib is None and pool_bytes:
+        least_mib = -(-residency.token_pool_bytes(model, mtp=layout.mtp) // MIB)
+        before_mib, smaller_mib = pool_bytes // MIB, max(least_mib, pool_bytes * 3 // 4 // MIB)
+        if smaller_mib < before_mib:
+            yield (
+                "expert_budget_mib",
+                before_mib,
+                smaller_mib,
+                replace(fixed, expert_budget_mib=smaller_mib),
+            )
     if wishes.ubatch is None and layout.ubatch > SMALLEST_UBATCH:
         half = max(SMALLEST_UBATCH, layout.ubatch // 2)
         yield "ubatch_size", layout.ubatch, half, replace(fixed, ubatch=half)
@@ -90,3 +103,7 @@ def _steps(
     elif wishes.gpu_layers is None and layout.gpu_layers > 0:
         half = layout.gpu_layers // 2
         yield "gpu_layers", layout.gpu_layers, half, replace(fixed, gpu_layers=half)
+    open_strategy = wishes.moe_strategy is None and model.is_moe and plan.strategy != "residency"
+    if open_strategy and residency.refusal(machine, model, wishes) is None:
+        from_disk = replace(fixed, moe_strategy="residency", gpu_layers=layout.gpu_layers)
+        yield "moe_strategy", plan.strategy, "residency", from_disk

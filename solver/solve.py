@@ -9,7 +9,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from solver import residency
 from solver.candidates import Candidate, candidates, layout, prefers_cpu, strategy_groups
+from solver.compute import compute_bytes
+from solver.expert_pool import with_pool, with_smaller_pool
 from solver.memory import estimate
 from solver.score import score
 from solver.speed import speed
@@ -19,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from solver.model import Model
-    from solver.types import Intent, Layout, Machine, Place
+    from solver.placement import Placement
+    from solver.types import Intent, Layout, Machine, Place, Strategy
 
 MINIMUM_CACHE_RAM_MIB = 256
 SMALL_RAM_BYTES = 32 * GIB
@@ -47,7 +51,9 @@ def solve(
     needs = _Estimates(model, intent.disk_tier_bytes)
     rejected: list[Rejected] = []
     for unplaced in _search_order(machine, model, intent):
-        candidate = _placed(machine, needs, unplaced)
+        candidate = _placed(machine, intent, needs, unplaced)
+        if refused and intent.expert_budget_mib is None:
+            candidate = with_smaller_pool(candidate, refused)
         memory = needs(candidate.layout)
         miss = (refused or {}).get(candidate.layout) or _miss(machine, intent, candidate, memory)
         if miss is None:
@@ -67,7 +73,7 @@ def plan_as_asked(
     if refusal is not None:
         return refusal
     needs = _Estimates(model, intent.disk_tier_bytes)
-    candidate = _placed(machine, needs, candidates(machine, model, intent)[0])
+    candidate = _placed(machine, intent, needs, candidates(machine, model, intent)[0])
     memory = needs(candidate.layout)
     miss = _miss(machine, intent, candidate, memory)
     return _plan(machine, model, intent, candidate, memory, []), miss
@@ -80,26 +86,40 @@ class _Estimates:
         self.model = model
         self._disk_tier_bytes = disk_tier_bytes
         self._made: dict[Layout, Memory] = {}
+        self._computed: dict[Layout, tuple[int, int]] = {}
 
     def __call__(self, layout: Layout) -> Memory:
         if layout not in self._made:
-            memory = estimate(self.model, layout)
+            memory = estimate(self.model, layout, compute=self._compute)
             host = replace(memory.host, disk_tier_bytes=self._disk_tier_bytes)
             self._made[layout] = replace(memory, host=host)
         return self._made[layout]
 
+    def _compute(self, model: Model, layout: Layout, place: Placement) -> tuple[int, int]:
+        # How the weights are loaded, and how many experts stay, changes no intermediate result;
+        # whether experts are on disk at all does (`Layout.op_offload`).
+        on_disk = None if layout.expert_budget_bytes is None else 0
+        shape = replace(layout, expert_budget_bytes=on_disk, load_mode="mmap", repack=True)
+        if shape not in self._computed:
+            self._computed[shape] = compute_bytes(model, layout, place)
+        return self._computed[shape]
 
-def _placed(machine: Machine, needs: _Estimates, candidate: Candidate) -> Candidate:
-    """The candidate with its open number filled in from what fits the device's budget.
+
+def _placed(machine: Machine, intent: Intent, needs: _Estimates, candidate: Candidate) -> Candidate:
+    """The candidate with its open numbers filled in from what fits.
 
     ``partial`` keeps as few layers' experts in system memory as possible, ``fit_layers`` puts as
     many layers on the device as possible. What the device needs grows with either, so halving the
-    interval finds the number.
+    interval finds the number. ``residency`` gives the experts what memory is left then.
     """
-    budget_bytes = machine.gpu_budget_bytes
-    if budget_bytes is None:
-        return candidate
+    if machine.gpu_budget_bytes is not None:
+        candidate = _placed_on_device(machine.gpu_budget_bytes, needs, candidate)
+    if candidate.strategy == "residency":
+        candidate = with_pool(machine, needs.model, intent, needs, candidate)
+    return candidate
 
+
+def _placed_on_device(budget_bytes: int, needs: _Estimates, candidate: Candidate) -> Candidate:
     def fits(layout: Layout) -> bool:
         return needs(layout).gpu.total_bytes <= budget_bytes
 
@@ -129,7 +149,8 @@ def _smallest(low: int, high: int, holds: Callable[[int], bool]) -> int:
 def cache_ram_mib(machine: Machine, memory: Memory) -> int:
     """MiB for the prompt cache: what system memory is left, 10 % headroom, at most 25 % of RAM.
 
-    Source: the seed's allocation rule; under 32 GiB of RAM at most 2048 MiB.
+    Source: the seed's allocation rule; under 32 GiB of RAM at most 2048 MiB. Beside experts from
+    disk it stays a tenth of their pool: what these give up is not for it.
     """
     free_bytes = machine.host_budget_bytes - memory.host.total_bytes
     if machine.pool_budget_bytes is not None:
@@ -139,6 +160,9 @@ def cache_ram_mib(machine: Machine, memory: Memory) -> int:
     limit_bytes = machine.ram_bytes // 4
     if machine.ram_bytes < SMALL_RAM_BYTES:
         limit_bytes = min(limit_bytes, SMALL_RAM_CACHE_MIB * MIB)
+    pool_bytes = memory.host.experts_bytes
+    if pool_bytes:
+        limit_bytes = min(limit_bytes, max(MINIMUM_CACHE_RAM_MIB * MIB, pool_bytes // 10))
     return max(0, min(left_bytes, limit_bytes)) // MIB
 
 
@@ -151,8 +175,10 @@ def _contradiction(machine: Machine, model: Model, intent: Intent) -> Infeasible
             return _refuse("experts were asked for on the GPU, but no GPU is usable here")
     if intent.moe_strategy in {"partial", "residency"} and not model.is_moe:
         return _refuse(f"{intent.moe_strategy} was asked for, but this model has no experts")
-    if intent.moe_strategy == "residency" and not machine.residency:
-        return _refuse("residency was asked for, but this engine cannot read experts on demand")
+    if intent.moe_strategy == "residency" and not residency.streamed_bytes(model, mtp=False):
+        return _refuse("residency was asked for, but this model's experts cannot be told apart")
+    if intent.moe_strategy == "residency" and machine.no_residency is not None:
+        return _refuse(f"residency was asked for, but {machine.no_residency}")
     if intent.ubatch is not None and intent.batch is not None and intent.ubatch > intent.batch:
         return _refuse(
             f"a ubatch of {intent.ubatch} tokens does not go into a batch of {intent.batch}"
@@ -165,11 +191,25 @@ def _refuse(message: str) -> Infeasible:
 
 
 def _search_order(machine: Machine, model: Model, intent: Intent) -> list[Candidate]:
-    """The scored list, then the safety net (64 K, q4_0), then its single fine steps."""
-    ordered = list(candidates(machine, model, intent))
+    """The scored list, then the safety net (64 K, q4_0), then its single fine steps.
+
+    The same once more for residency: a smaller step of what is loaded whole comes before it.
+    """
+    groups = strategy_groups(machine, model, intent)
+    from_disk = groups[-1] == ("residency",)
+    parts = (groups[:-1], groups[-1:]) if from_disk else (groups,)
+    return [
+        candidate for part in parts for candidate in _with_safety_net(machine, model, intent, part)
+    ]
+
+
+def _with_safety_net(
+    machine: Machine, model: Model, intent: Intent, groups: tuple[tuple[Strategy, ...], ...]
+) -> list[Candidate]:
+    ordered = list(candidates(machine, model, intent, groups))
     ctx_size = intent.ctx_size or min(SAFETY_NET_CONTEXT, model.n_ctx_train)
     net: list[Candidate] = []
-    for strategy in (one for group in strategy_groups(machine, model, intent) for one in group):
+    for strategy in (one for group in groups for one in group):
         base = Candidate(
             layout=layout(
                 machine,
@@ -183,6 +223,7 @@ def _search_order(machine: Machine, model: Model, intent: Intent) -> list[Candid
             ),
             strategy=strategy,
             score=0,
+            lean=strategy == "residency",
         )
         net.append(base)
         if intent.gpu_layers is None and base.layout.gpu_layers > 0:
@@ -261,7 +302,7 @@ def _plan(
         cache_ram_mib=cache_mib,
         score=candidate.score,
         memory=memory,
-        speed=speed(machine, model, memory),
+        speed=speed(machine, model, candidate.layout, memory),
         reasons=_reasons(machine, model, intent, candidate, cache_mib, threads, threads_batch),
         rejected=tuple(rejected),
     )
@@ -282,7 +323,9 @@ def _reasons(
     def because(setting: str, value: object, wish: object, why: str) -> Reason:
         return Reason(setting=setting, value=str(value), why=asked if wish is not None else why)
 
-    if machine.gpu_budget_bytes is None:
+    if candidate.strategy == "residency":
+        where = "it does not fit whole: experts are read from disk when they are needed"
+    elif machine.gpu_budget_bytes is None:
         where = "no GPU is usable here"
     elif prefers_cpu(machine, model):
         where = "the model fills more than 80 % of the GPU budget and fits in system memory"
@@ -290,6 +333,15 @@ def _reasons(
         where = "as many layers as fit the GPU budget"
     else:
         where = "the best scored strategy that fits"
+    layers = where
+    if candidate.strategy == "residency":
+        layers = (
+            "no GPU is usable here"
+            if machine.gpu_budget_bytes is None
+            else "all but the experts"
+            if chosen.gpu_layers > model.n_layer
+            else "as many layers as fit the GPU budget"
+        )
     trained = f"the model was trained for {model.n_ctx_train} tokens"
     kv_wish = intent.kv_type_k or intent.kv_type_v
     experts = because("moe_strategy", candidate.strategy, intent.moe_strategy, where)
@@ -302,7 +354,8 @@ def _reasons(
     )
     return (
         *((experts,) if model.is_moe else ()),
-        because("gpu_layers", chosen.gpu_layers, intent.gpu_layers, where),
+        because("gpu_layers", chosen.gpu_layers, intent.gpu_layers, layers),
+        *_expert_budget(model, intent, chosen),
         because(
             "ctx_size",
             chosen.ctx_size,
@@ -315,7 +368,14 @@ def _reasons(
             kv_wish,
             "the finest type that fits with this context",
         ),
-        because("ubatch_size", chosen.ubatch, intent.ubatch, f"tier {machine.tier}"),
+        because(
+            "ubatch_size",
+            chosen.ubatch,
+            intent.ubatch,
+            f"tier {machine.tier}"
+            if chosen.expert_budget_bytes is None
+            else "each one reads through the model: as large as costs the experts little memory",
+        ),
         because("batch_size", chosen.batch, intent.batch, "two ubatches"),
         because(
             "threads",
@@ -335,6 +395,21 @@ def _reasons(
     )
 
 
+def _expert_budget(model: Model, intent: Intent, chosen: Layout) -> tuple[Reason, ...]:
+    pool_bytes = chosen.expert_budget_bytes
+    if pool_bytes is None:
+        return ()
+    if pool_bytes == 0:
+        value, share = "0 MiB", "the kernel's page cache decides what stays"
+    else:
+        whole_bytes = residency.whole_pool_bytes(model, mtp=chosen.mtp)
+        percent = min(100, pool_bytes * 100 // whole_bytes)
+        value = f"{pool_bytes // MIB} MiB"
+        share = f"room for {percent} % of the experts: what memory is left beside everything else"
+    why = "you asked for it" if intent.expert_budget_mib is not None else share
+    return (Reason(setting="expert_budget_mib", value=value, why=why),)
+
+
 def _infeasible(
     machine: Machine, needs: _Estimates, intent: Intent, rejected: list[Rejected]
 ) -> Infeasible:
@@ -344,6 +419,9 @@ def _infeasible(
     if intent.kv_type_k is not None or intent.kv_type_v is not None:
         cures.append("a smaller --kv-cache-type")
     cures.append("a smaller quantisation of this model")
+    if needs.model.is_moe and intent.moe_strategy is None:
+        why_not = residency.refusal(machine, needs.model, intent)
+        cures += [] if why_not is None else [f"reading its experts from disk ({why_not})"]
     places = {"gpu": "GPU budget", "host": "system memory", "pool": "memory that both share"}
     return Infeasible(
         message=f"nothing fits: the nearest candidate ({nearest.description}) is "
@@ -368,7 +446,7 @@ def _fitting_context(machine: Machine, needs: _Estimates, intent: Intent) -> int
 def _fits_somehow(machine: Machine, needs: _Estimates, intent: Intent) -> bool:
     # The last candidates are the smallest, so they answer soonest.
     for candidate in reversed(_search_order(machine, needs.model, intent)):
-        placed = _placed(machine, needs, candidate)
+        placed = _placed(machine, intent, needs, candidate)
         if _miss(machine, intent, placed, needs(placed.layout)) is None:
             return True
     return False

@@ -48,6 +48,18 @@ KV_TYPES: tuple[str, ...] = (
 
 
 @dataclass(frozen=True, kw_only=True)
+class Disk:
+    """How fast the disk that holds the model is read."""
+
+    sequential_bytes_s: float
+    """Large reads, one after the other."""
+    slices_bytes_s: float
+    """Reads of the size of one expert's matrix, several at a time."""
+    measured: bool
+    """Measured here, not assumed from the kind of the disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Machine:
     """Budgets and counts that the solver plans with. One machine, one backend."""
 
@@ -70,8 +82,11 @@ class Machine:
     """Nominal memory bandwidth; for the estimate of speed only."""
     prefill_flops: float | None = None
     """Arithmetic operations a second that prompt reading reaches; likewise."""
-    residency: bool = False
-    """The engine can keep a part of the experts in memory and read the others from disk."""
+    no_residency: str | None = "this engine cannot do it; our own build can"
+    """Why the engine cannot keep a part of the experts in memory and read the others from disk;
+    ``None`` if it can."""
+    disk: Disk | None = None
+    """The disk that the model is on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +98,10 @@ class Intent:
     kv_type_v: str | None = None
     gpu_layers: int | None = None
     moe_strategy: Strategy | None = None
+    residency: bool = True
+    """``False``: never choose residency unless ``moe_strategy`` names it."""
+    expert_budget_mib: int | None = None
+    """With residency: the experts' share of memory; 0 leaves it to the kernel's page cache."""
     ubatch: int | None = None
     batch: int | None = None
     threads: int | None = None
@@ -125,6 +144,17 @@ class Layout:
     load_mode: LoadMode = "none"
     repack: bool = True
     """The CPU backend may rearrange weights for speed (a copy; off for mapped weights)."""
+    expert_budget_bytes: int | None = None
+    """Residency: experts stay on disk but for a pool of this size; 0: but for the kernel's page
+    cache. ``None``: all experts are loaded."""
+
+    @property
+    def op_offload(self) -> bool:
+        """The device may borrow weights from the host to read a prompt.
+
+        With residency it may not: it would copy all experts of a layer.
+        """
+        return self.expert_budget_bytes is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +170,8 @@ class Components:
     prompt_cache_bytes: int = 0
     disk_tier_bytes: int = 0
     """Copies on their way to the disk."""
+    experts_bytes: int = 0
+    """The pool of experts that were read from disk."""
     overhead_bytes: int = 0
 
     @property
@@ -154,6 +186,7 @@ class Components:
             + self.projector_bytes
             + self.prompt_cache_bytes
             + self.disk_tier_bytes
+            + self.experts_bytes
             + self.overhead_bytes
         )
 
@@ -175,6 +208,20 @@ class Speed:
     decode_full_tokens_s: float | None
     """The same with the context full."""
     prefill_tokens_s: float | None
+    experts: ExpertReads | None = None
+    """With residency: what the estimate assumes of experts and disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertReads:
+    """What a token costs in reads from disk, as far as it can be foreseen."""
+
+    hit_ratio: float
+    """Of the experts that a token needs, those that are in memory already."""
+    hit_ratio_learned: bool
+    """From what was counted for this model here, not assumed."""
+    read_bytes_per_token: float
+    disk: Disk
 
 
 @dataclass(frozen=True, kw_only=True)

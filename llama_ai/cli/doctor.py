@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -63,6 +64,7 @@ def examine(root: Root, settings: Settings) -> tuple[HardwareFacts, Budgets, lis
     from llama_ai.cli.pipeline import overrides_from
     from llama_ai.hardware.access import render_access
     from llama_ai.hardware.budgets import budgets
+    from llama_ai.hardware.checks.disk import model_disk
     from llama_ai.hardware.childenv import child_env
     from llama_ai.hardware.detect import detect
     from llama_ai.hardware.doctor import machine_checks
@@ -89,6 +91,9 @@ def examine(root: Root, settings: Settings) -> tuple[HardwareFacts, Budgets, lis
     if root.is_live:
         checks += _engine_checks(facts, known, env, settings, access)
         checks += _system_checks(root, settings)
+        checks.append(_model_disk(root, settings))
+    else:
+        checks.append(model_disk(None, why_not="a recording has no disk to measure"))
     return facts, known, checks
 
 
@@ -188,6 +193,22 @@ def _system_checks(root: Root, settings: Settings) -> list[Check]:
     ours = any(record.port == number and record.supervised for record in instances())
     checks.append(doctor_checks.port(number, holder=holder, ours=ours, hint=hint))
     return checks
+
+
+def _model_disk(root: Root, settings: Settings) -> Check:
+    """Measure the disk of the largest model (once a week, a few hundred MB)."""
+    from llama_ai.hardware.checks.disk import model_disk
+    from llama_ai.hardware.disk_speed import look_at
+    from llama_ai.models.catalog import scan
+
+    sizes: dict[Path, int] = {}
+    for entry in scan(settings.config.model_dirs, os.environ):
+        for path in entry.files:
+            with contextlib.suppress(OSError):
+                sizes[path] = path.stat().st_size
+    if not sizes:
+        return model_disk(None)
+    return model_disk(look_at(root, max(sizes, key=lambda path: sizes[path])))
 
 
 def _writable(path: Path) -> bool:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from llama_ai.models.catalog import Entry
     from llama_ai.planning import EngineDevice, Profile
     from llama_ai.settings import Value
-    from solver.types import Layout, Rejected
+    from solver.types import Disk, Layout, Rejected
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,13 +156,19 @@ def prepare(
     raw: Sequence[str],
     as_asked: bool = False,
     verify: bool = False,
+    live: bool = True,
+    alone: bool = True,
 ) -> Prepared:
     """Solve for the model ``entry`` and build the command. ``engine`` is ``None`` in a dry run.
 
-    ``verify`` has the engine measure the plan before it is used, where it can.
+    ``verify`` has the engine measure the plan before it is used, where it can. ``live``: ``facts``
+    are this machine's. ``alone``: no other model is served beside it (of many, what the engine
+    measured earlier is believed).
     """
     from llama_ai.cli.verify import verified
     from llama_ai.companions import choose_companions
+    from llama_ai.experts.choice import stats_path
+    from llama_ai.experts.use import read_use
     from llama_ai.gguf.facts import read_facts
     from llama_ai.planning import choose_target, make_profile
     from llama_ai.supervisor.learned import recall
@@ -174,8 +180,17 @@ def prepare(
     )
     for text in companions.notes:
         output.note(f"note: {text}")
-    target = choose_target(facts, settings, os.environ, _devices(settings, facts, engine))
+    target = choose_target(
+        facts,
+        settings,
+        os.environ,
+        _devices(settings, facts, engine),
+        no_residency=no_residency(engine, alone=alone),
+    )
     learned = recall(lesson_key(facts, model, engine)) if engine and not as_asked else None
+
+    disk = model_disk(entry.path) if live else None
+    use = read_use(stats_path(model.path, model.size_bytes)) if live and model.is_moe else None
 
     def make(refused: Mapping[Layout, Rejected]) -> Profile:
         return make_profile(
@@ -188,15 +203,35 @@ def prepare(
             learned=learned,
             as_asked=as_asked,
             refused=refused,
+            disk=disk,
+            expert_use=use,
         )
 
-    profile = verified(engine, make) if verify and engine is not None else make({})
+    profile = verified(engine, make, known=not alone) if verify and engine is not None else make({})
     return Prepared(
         profile=profile,
         facts=facts,
         engine=engine,
         built=command_for(profile, settings, engine, raw),
     )
+
+
+def model_disk(path: Path) -> Disk | None:
+    """The disk of this machine that ``path`` is on, as far as it is known."""
+    from llama_ai.hardware.disk_speed import disk_of
+    from llama_ai.hardware.root import Root
+
+    return disk_of(Root("/"), path)
+
+
+def no_residency(engine: EngineInfo | None, *, alone: bool = True) -> str | None:
+    """Why experts cannot be read from disk; without an engine, ours is going to be built."""
+    if not alone:
+        # The engine takes one expert budget, and the router starts every model with the same flags.
+        return "it serves one model only: name this one alone"
+    if engine is not None and "expert-residency" not in engine.capabilities:
+        return "this engine cannot do it; our own build can"
+    return None
 
 
 def command_for(
@@ -270,6 +305,11 @@ def show_notes(built: Built) -> None:
     """What was left out or taken away, on stderr."""
     for text in built.notes:
         output.note(f"note: {text}")
+
+
+def named_engine(settings: Settings) -> EngineInfo | None:
+    """The engine that the user named, if one was; our own can do what a plan may need."""
+    return None if settings.text("engine") is None else built_engine(settings)
 
 
 def built_engine(settings: Settings) -> EngineInfo | None:

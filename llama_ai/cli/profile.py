@@ -10,6 +10,7 @@ import typer
 from llama_ai.cli import output
 from llama_ai.cli.options import JsonOption, ModelArgument, RootOption, serving_options
 from llama_ai.errors import UsageError
+from solver.types import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -86,6 +87,7 @@ def show_profile(
         raw=raw,
         as_asked=as_asked,
         verify=verify,
+        live=root is None,
     )
     pipeline.show_notes(prepared.built)
     if engine is None:
@@ -151,17 +153,30 @@ def print_text(prepared: Prepared) -> None:
 
 def _text_speed(prepared: Prepared) -> None:
     speed = prepared.profile.plan.speed
+    bound, digits = ("at most", 0) if speed.experts is None else ("about", 1)
     parts = []
     if speed.decode_tokens_s is not None and speed.decode_full_tokens_s is not None:
         parts.append(
-            f"generation at most {speed.decode_tokens_s:.0f} tokens/s, "
-            f"{speed.decode_full_tokens_s:.0f} with the context full"
+            f"generation {bound} {speed.decode_tokens_s:.{digits}f} tokens/s, "
+            f"{speed.decode_full_tokens_s:.{digits}f} with the context full"
         )
     if speed.prefill_tokens_s is not None:
         parts.append(f"prompt about {speed.prefill_tokens_s:.0f} tokens/s")
-    if parts:
-        output.line()
+    if not parts:
+        return
+    output.line()
+    if speed.experts is None:
         output.line("estimate, from nominal figures: " + "; ".join(parts))
+        return
+    reads = speed.experts
+    hits = "as counted here" if reads.hit_ratio_learned else "an assumption: nothing counted yet"
+    disk = "measured" if reads.disk.measured else "assumed for its kind; `llama-ai doctor` measures"
+    output.line("estimate: " + "; ".join(parts))
+    output.line(
+        f"  {reads.hit_ratio:.0%} of a token's experts in memory ({hits}), the others "
+        f"{output.bytes_text(int(reads.read_bytes_per_token))} a token from a disk of "
+        f"{reads.disk.slices_bytes_s / 1e9:.1f} GB/s ({disk})"
+    )
 
 
 _PARTS = (
@@ -173,6 +188,7 @@ _PARTS = (
     ("projector", "projector_bytes"),
     ("prompt cache", "prompt_cache_bytes"),
     ("KV on disk", "disk_tier_bytes"),
+    ("experts from disk", "experts_bytes"),
     ("overhead", "overhead_bytes"),
 )
 
@@ -226,6 +242,8 @@ def _env(prepared: Prepared) -> None:
         "SCORE": plan.score,
         **plan_environment(profile),
     }
+    if layout.expert_budget_bytes is not None:
+        pairs["EXPERT_BUDGET_MIB"] = layout.expert_budget_bytes // MIB
     for key, value in pairs.items():
         output.line(f"{key}={shlex.quote(str(value))}")
 
@@ -286,6 +304,7 @@ def document(prepared: Prepared) -> dict[str, object]:
             "load_mode": layout.load_mode,
             "cache_ram_mib": plan.cache_ram_mib,
             "kv_disk": profile.kv_disk is not None and profile.kv_disk.enabled,
+            "experts": _experts_json(prepared),
             "draft": _draft_json(prepared),
             "projector": (
                 str(profile.companions.projector.path) if profile.companions.projector else None
@@ -299,6 +318,7 @@ def document(prepared: Prepared) -> dict[str, object]:
             "decode_tokens_s": _rounded(plan.speed.decode_tokens_s),
             "decode_full_tokens_s": _rounded(plan.speed.decode_full_tokens_s),
             "prefill_tokens_s": _rounded(plan.speed.prefill_tokens_s),
+            "experts": asdict(plan.speed.experts) if plan.speed.experts else None,
         },
         "memory": {
             "gpu": _side(plan.memory.gpu, machine.gpu_budget_bytes),
@@ -325,6 +345,24 @@ def record_of(prepared: Prepared) -> dict[str, object]:
     plan["rejected"] = plan["rejected"][:40]  # type: ignore[index] # a list
     profile = prepared.profile
     return {"name": profile.model_name, "summary": profile.summary, "plan": plan}
+
+
+def _expert_budget_mib(prepared: Prepared) -> int | None:
+    budget_bytes = prepared.profile.plan.layout.expert_budget_bytes
+    return None if budget_bytes is None else budget_bytes // MIB
+
+
+def _experts_json(prepared: Prepared) -> dict[str, object] | None:
+    experts, budget_mib = prepared.profile.experts, _expert_budget_mib(prepared)
+    if experts is None:
+        return None
+    return {
+        "tracking": experts.tracking,
+        "stats_path": str(experts.stats_path),
+        "budget_mib": budget_mib,
+        "prefetch_threads": None if budget_mib is None else experts.prefetch_threads,
+        "prewarm": None if budget_mib is None else experts.prewarm,
+    }
 
 
 def _draft_json(prepared: Prepared) -> dict[str, object] | None:

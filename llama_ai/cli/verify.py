@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from llama_ai.cli import output
+from llama_ai.cli import measured, output
 from llama_ai.errors import DoesNotFitError
 from llama_ai.models.names import ENGINE_TYPES
+from solver.residency import not_loaded_bytes
 from solver.solve import over_budget
 from solver.types import Rejected
 
@@ -25,11 +26,14 @@ if TYPE_CHECKING:
 MAX_ATTEMPTS = 8
 
 
-def verified(engine: EngineInfo, make: Callable[[Refused], Profile]) -> Profile:
+def verified(
+    engine: EngineInfo, make: Callable[[Refused], Profile], *, known: bool = False
+) -> Profile:
     """The first profile of ``make`` that the engine's own measurement confirms.
 
     ``make`` solves, leaving out the layouts that were refused. An engine without our probe, or one
     that cannot measure a layout, leaves the solver's own figures standing; the latter is said.
+    ``known``: a measurement of an earlier time will do.
     Raises :class:`~llama_ai.errors.DoesNotFitError` when nothing that was measured fits.
     """
     from llama_ai.engine.probe import measure
@@ -38,20 +42,26 @@ def verified(engine: EngineInfo, make: Callable[[Refused], Profile]) -> Profile:
     for _ in range(MAX_ATTEMPTS):
         profile = make(refused)
         target = profile.target
-        answers = measure(
-            engine,
-            profile.model_path,
-            [profile.plan.layout],
-            device=target.device.name if target.device else None,
-            env={**os.environ, **target.child_env.set},
-            draft=_draft_file(profile),
-        )
-        if answers is None:
+        draft = _draft_file(profile)
+        answer = measured.recall(engine, profile, draft) if known else None
+        if answer is None:
+            answers = measure(
+                engine,
+                profile.model_path,
+                [profile.plan.layout],
+                device=target.device.name if target.device else None,
+                env={**os.environ, **target.child_env.set},
+                draft=draft,
+            )
+            if answers is None:
+                return profile
+            answer = answers[0]
+            if known:
+                measured.remember(engine, profile, draft, answer)
+        if answer.error is not None:
+            output.note(f"note: the engine could not measure the plan: {answer.error}")
             return profile
-        if answers[0].error is not None:
-            output.note(f"note: the engine could not measure the plan: {answers[0].error}")
-            return profile
-        miss = measured_miss(profile, answers[0])
+        miss = measured_miss(profile, answer)
         if miss is None:
             return profile
         output.note(
@@ -78,6 +88,9 @@ def measured_miss(profile: Profile, answer: Measured) -> Rejected | None:
     gpu_bytes = sum(side.needed_bytes for side in answer.devices) + memory.gpu.projector_bytes
     host_bytes = (
         (answer.host.needed_bytes if answer.host else 0)
+        # The probe counts the experts that stay on disk; the plan has their pool instead.
+        - not_loaded_bytes(profile.solver_model, profile.plan.layout)
+        + memory.host.experts_bytes
         + memory.host.projector_bytes
         + memory.host.prompt_cache_bytes
         + memory.host.disk_tier_bytes

@@ -128,6 +128,8 @@ def layout_words(
         "load_mode": layout.load_mode,
         "repack": layout.repack,
     }
+    if not layout.op_offload:
+        words["op_offload"] = False
     if layout.n_cpu_moe:
         words["n_cpu_moe"] = layout.n_cpu_moe
     if layout.mtp:

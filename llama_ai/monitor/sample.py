@@ -121,6 +121,12 @@ class Engine:
     kv_misses: int | None = None
     kv_restored_tokens: int | None = None
     expert_hit_ratio: float | None = None
+    """Over the engine's life, where experts are read from disk: those found in memory."""
+    expert_read_bytes_per_token: float | None = None
+    expert_stall_share: float | None = None
+    """Of the time, lately: the computation waited for experts from disk."""
+    expert_resident_bytes: int | None = None
+    expert_budget_bytes: int | None = None
     cpu_percent: float | None = None
     """Of one core: 200 means two cores busy."""
     rss_bytes: int | None = None

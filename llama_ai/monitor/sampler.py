@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from llama_ai.errors import UsageError
 from llama_ai.monitor import host
+from llama_ai.monitor.experts import ExpertRates
 from llama_ai.monitor.http import Target, parse_target
 from llama_ai.monitor.judge import Connection, judge
 from llama_ai.monitor.limits import Limits, from_plan
@@ -71,6 +72,7 @@ class Sampler:
         self._cpu_temperature = host.CpuTemperature(root)
         self._process = host.ProcessReader()
         self._speeds = Speeds()
+        self._experts = ExpertRates()
         self._facts = SlotFacts()
         self._tail: LogTail | None = None
         self._tail_path: str | None = None
@@ -192,6 +194,7 @@ class Sampler:
 
     def _with_counters(self, engine: Engine, view: View, limits: Limits) -> Engine:
         figures = self._speeds.update(view, self._facts)
+        experts = self._experts.update(view, figures)
         values: Mapping[str, float] = view.metrics.value or {}
         used, total = _kv_tokens(figures.slots, limits.ctx_tokens)
         kv_used = None
@@ -225,7 +228,11 @@ class Sampler:
             kv_hits_cold=_int(values, "llama_ai:kv_hits_cold_total"),
             kv_misses=_int(values, "llama_ai:kv_misses_total"),
             kv_restored_tokens=_int(values, "llama_ai:kv_restored_tokens_total"),
-            expert_hit_ratio=_expert_hits(values),
+            expert_hit_ratio=experts.hit_ratio,
+            expert_read_bytes_per_token=experts.read_bytes_per_token,
+            expert_stall_share=experts.stall_share,
+            expert_resident_bytes=experts.resident_bytes,
+            expert_budget_bytes=experts.budget_bytes,
         )
 
     def _late(self, view: View) -> tuple[Late, ...]:
@@ -267,16 +274,6 @@ def _missing(view: View, gpu: Gpu | None) -> list[Missing]:
             Missing(what="kv disk tier", why="off" + (f": {clean(str(why), 100)}" if why else ""))
         )
     return found
-
-
-def _expert_hits(values: Mapping[str, float]) -> float | None:
-    """The engine's own figure, or its counters of expert slices found in memory and not."""
-    stated = values.get("llama_ai:expert_hit_ratio")
-    if stated is not None:
-        return stated
-    return ratio(
-        values.get("llama_ai:expert_hits_total"), values.get("llama_ai:expert_misses_total")
-    )
 
 
 def _kv_tokens(slots: tuple[Any, ...], planned: int | None) -> tuple[int | None, int | None]:

@@ -79,6 +79,15 @@ def _server_lines(engine: Engine) -> list[str]:
     ):
         if share is not None:
             lines.append(f"{name:<9} {share:.1%} {'accepted' if name == 'drafts' else 'hit'}")
+    if engine.expert_resident_bytes is not None:
+        # A budget of 0 leaves the limit to the kernel.
+        limit = engine.expert_budget_bytes or None
+        words = [f"{_pair(engine.expert_resident_bytes, limit)} in memory"]
+        if engine.expert_read_bytes_per_token is not None:
+            words.append(f"{engine.expert_read_bytes_per_token / 1e6:.1f} MB read a token")
+        if engine.expert_stall_share is not None:
+            words.append(f"waiting {engine.expert_stall_share:.0%} of the time")
+        lines.append("experts   " + ", ".join(words))
     return lines
 
 

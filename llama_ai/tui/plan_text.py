@@ -23,6 +23,8 @@ _PARTS = (
     ("draft", "draft_bytes"),
     ("projector", "projector_bytes"),
     ("prompt cache", "prompt_cache_bytes"),
+    ("KV on disk", "disk_tier_bytes"),
+    ("experts from disk", "experts_bytes"),
     ("overhead", "overhead_bytes"),
     ("total", "total_bytes"),
     ("budget", "budget_bytes"),

@@ -53,6 +53,8 @@ def prepared(slug: str, one: Recorded) -> Prepared:
 def line(one: Recorded, profile: Profile) -> str:
     plan, layout = profile.plan, profile.plan.layout
     experts = f", {plan.strategy}, {layout.n_cpu_moe} on the CPU" if profile.model.is_moe else ""
+    if layout.expert_budget_bytes is not None:
+        experts += f", {layout.expert_budget_bytes >> 20} MiB of experts in memory"
     return (
         f"{one.name}: {layout.gpu_layers} layers{experts}; {layout.ctx_size} tokens, "
         f"{layout.kv_type_k}/{layout.kv_type_v}; batch {layout.batch}/{layout.ubatch}; "

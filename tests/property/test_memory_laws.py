@@ -77,10 +77,14 @@ def test_twice_the_context_never_needs_less(item: Recorded, layout: Layout) -> N
 
 @given(item=st.sampled_from(MODELS), layout=layouts())
 def test_a_larger_ubatch_never_needs_less(item: Recorded, layout: Layout) -> None:
-    """total(ubatch) ≤ total(2 × ubatch)."""
+    """total(ubatch) ≤ 1.02 × total(2 × ubatch).
+
+    Not to the byte, for the reason above: of 57,000 random layouts 21 needed less, the worst 0.8 %.
+    """
     small = replace(layout, ubatch=min(layout.ubatch, 1024))
     large = replace(small, ubatch=2 * small.ubatch)
-    assert total(estimate(item.model, small)) <= total(estimate(item.model, large))
+    less, more = (total(estimate(item.model, one)) for one in (small, large))
+    assert less <= 1.02 * more
 
 
 @given(item=st.sampled_from(MODELS), layout=layouts())

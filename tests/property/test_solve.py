@@ -7,6 +7,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from solver import residency
 from solver.memory import estimate
 from solver.model import Model
 from solver.solve import solve
@@ -23,6 +24,8 @@ intents = st.builds(
     threads=st.one_of(st.none(), st.integers(1, 32)),
     n_parallel=st.one_of(st.none(), st.integers(1, 8)),
     cache_ram_mib=st.one_of(st.none(), st.integers(0, 8192)),
+    moe_strategy=st.sampled_from([None, None, None, "residency"]),
+    expert_budget_mib=st.one_of(st.none(), st.none(), st.integers(0, 32768)),
 )
 
 
@@ -55,6 +58,9 @@ def test_more_memory_never_lowers_the_score(
     """
     if model.is_moe and intent.moe_strategy is None:
         intent = replace(intent, moe_strategy="cpu")
+    if intent.moe_strategy == "residency" and intent.ubatch is None:
+        # More memory may buy a larger ubatch, which is worth more to prompts than a KV type.
+        intent = replace(intent, ubatch=512, batch=1024)
     plan = solve(machine, model, intent)
     if isinstance(plan, Infeasible):
         return
@@ -109,6 +115,10 @@ def test_a_wish_is_honoured_or_refused(machine: Machine, model: Model, intent: I
         assert layout.n_parallel == intent.n_parallel
     if intent.cache_ram_mib is not None:
         assert plan.cache_ram_mib == intent.cache_ram_mib
+    if intent.moe_strategy is not None:
+        assert plan.strategy == intent.moe_strategy
+    if plan.strategy == "residency" and intent.expert_budget_mib is not None:
+        assert layout.expert_budget_bytes == intent.expert_budget_mib * MIB
 
 
 @given(machines, models)
@@ -131,3 +141,53 @@ def test_whatever_was_rejected_did_not_fit(machine: Machine, model: Model) -> No
         assert all(miss.over_by_bytes > 0 for miss in plan.rejected)
     else:
         assert plan.nearest is None or plan.nearest.over_by_bytes > 0
+
+
+@given(machines, models, intents)
+def test_residency_is_the_last_resort(machine: Machine, model: Model, intent: Intent) -> None:
+    """Law: where a plan exists without residency, the plan with it allowed is the same."""
+    intent = replace(intent, moe_strategy=None, expert_budget_mib=None)
+    without = solve(replace(machine, no_residency="no"), model, intent)
+    plan = solve(machine, model, intent)
+    if isinstance(without, Plan):
+        assert plan == without
+    elif isinstance(plan, Plan):
+        assert plan.strategy == "residency"
+
+
+@given(machines, models, intents)
+def test_the_pool_of_experts_is_worth_having(
+    machine: Machine, model: Model, intent: Intent
+) -> None:
+    """Law: unless asked for another, a pool holds at least one token's experts and at most all of
+    them, in whole MiB; and without residency there is none."""
+    plan = solve(machine, model, replace(intent, expert_budget_mib=None))
+    if isinstance(plan, Infeasible):
+        return
+    pool_bytes = plan.layout.expert_budget_bytes
+    assert (pool_bytes is not None) == (plan.strategy == "residency")
+    if pool_bytes is not None:
+        mtp = plan.layout.mtp
+        assert pool_bytes % MIB == 0
+        assert pool_bytes >= residency.token_pool_bytes(model, mtp=mtp)
+        assert pool_bytes < residency.whole_pool_bytes(model, mtp=mtp) + MIB
+
+
+@given(
+    models,
+    st.lists(st.lists(st.floats(0, 1e6), min_size=64, max_size=64), max_size=40),
+    st.integers(0, 1 << 37),
+    st.integers(0, 1 << 36),
+)
+def test_a_larger_pool_never_hits_less(
+    model: Model, counts: list[list[float]], pool_bytes: int, more_bytes: int
+) -> None:
+    """Law: 0 <= hits(pool) <= hits(pool + more) <= 1, with statistics and without."""
+    counted = replace(model, expert_use=tuple(tuple(layer) for layer in counts))
+    for one in (model, counted):
+        less, _ = residency.hit_ratio(one, pool_bytes, mtp=False)
+        more, _ = residency.hit_ratio(one, pool_bytes + more_bytes, mtp=False)
+        assert 0 <= less <= more <= 1
+    if model.is_moe:
+        whole = residency.whole_pool_bytes(model, mtp=False)
+        assert residency.hit_ratio(counted, whole, mtp=False)[0] > 0.999

@@ -37,6 +37,7 @@ def machine(
     reserve_gib: float = 6,
     shared: bool = True,
     cores: int = 8,
+    no_residency: str | None = "not this engine",
 ) -> Machine:
     ram_bytes = int(ram_gib * GIB)
     host_bytes = ram_bytes - int(reserve_gib * GIB)
@@ -52,6 +53,7 @@ def machine(
         cores_physical=cores,
         cores_logical=2 * cores,
         on_ac=True,
+        no_residency=no_residency,
     )
 
 
@@ -118,6 +120,7 @@ machines = st.builds(
     ram_gib=st.integers(8, 128),
     shared=st.booleans(),
     cores=st.integers(1, 16),
+    no_residency=st.sampled_from([None, "not this engine"]),
 )
 
 models = st.builds(

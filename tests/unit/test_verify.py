@@ -38,7 +38,12 @@ def profile_for(refused: Any) -> Profile:
     assert not isinstance(plan, Infeasible)
     target = SimpleNamespace(machine=MACHINE, device=None, child_env=SimpleNamespace(set={}))
     fake: Any = SimpleNamespace(
-        plan=plan, target=target, model_path=Path("m.gguf"), strategy=plan.strategy, draft=None
+        plan=plan,
+        target=target,
+        model_path=Path("m.gguf"),
+        strategy=plan.strategy,
+        draft=None,
+        solver_model=MODEL,
     )
     return fake  # type: ignore[no-any-return]
 

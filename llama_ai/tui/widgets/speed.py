@@ -72,6 +72,10 @@ def totals(shown: Shown) -> Line:
         figures.append(("drafts kept", percent(engine.draft_acceptance)))
     if engine.expert_hit_ratio is not None:
         figures.append(("expert hits", percent(engine.expert_hit_ratio)))
+    if engine.expert_read_bytes_per_token is not None:
+        figures.append(("MB/token", f"{engine.expert_read_bytes_per_token / 1e6:.1f}"))
+    if engine.expert_stall_share is not None:
+        figures.append(("disk wait", percent(engine.expert_stall_share)))
     if engine.kv_hits_cold is not None:
         tiers = (engine.kv_hits_hot, engine.kv_hits_warm, engine.kv_hits_cold, engine.kv_misses)
         figures.append(("slot/RAM/disk/miss", "/".join(str(hits or 0) for hits in tiers)))

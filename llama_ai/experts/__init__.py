@@ -1,0 +1,1 @@
+"""Experts of MoE models: whether their use is counted, and how they are read from disk."""
