@@ -86,10 +86,12 @@ def asset(name: str) -> Path:
     raise LlamaAiError(f"this installation lacks its data '{name}'", hint="install llama-ai again")
 
 
-def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
+def write_atomic(path: Path, data: bytes, *, mode: int = 0o600, durable: bool = True) -> None:
     """Write ``data`` to ``path`` so that a reader sees the old file or the new one, never a part.
 
-    The parent must exist. Errors are :class:`OSError`; the temporary file is removed.
+    That holds over a power cut too if ``durable``; a cache, whose readers check what they find,
+    saves the wait for the disk. The parent must exist. Errors are :class:`OSError`; the temporary
+    file is removed.
     """
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
@@ -97,8 +99,9 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o600) -> None:
         with os.fdopen(handle, "wb") as stream:
             os.fchmod(stream.fileno(), mode)
             stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
+            if durable:
+                stream.flush()
+                os.fsync(stream.fileno())
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)

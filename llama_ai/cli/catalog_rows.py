@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from llama_ai import __version__, paths
 from llama_ai.cli.output import bytes_text
-from llama_ai.cli.pipeline import detect_machine
+from llama_ai.cli.pipeline import detect_machine, model_disk, named_engine, no_residency
 from llama_ai.errors import DoesNotFitError, LlamaAiError, UsageError
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from llama_ai.hardware.facts import HardwareFacts
     from llama_ai.models.catalog import Entry
     from llama_ai.planning import Profile, Target
+    from solver.types import Disk
 
 _FORMAT: Final = 1
 _MAX_CACHE_BYTES: Final = 16 << 20
@@ -138,7 +139,7 @@ def _describe_all(
     from concurrent.futures import ProcessPoolExecutor
 
     with ProcessPoolExecutor(workers) as pool:
-        return list(pool.map(work, entries, chunksize=4))
+        return list(pool.map(work, entries, chunksize=1))
 
 
 def _from_cache(entry: Entry, cached: Mapping[str, Any]) -> Row:
@@ -219,11 +220,17 @@ def fit_of(facts: ModelFacts, entry: Entry, target: Target, settings: Settings) 
         )
     except UsageError as error:
         return Fit(fits=False, why_not=error.message)
-    return fit_with(facts, companions, entry.name, target, settings)
+    return fit_with(facts, companions, entry.name, target, settings, disk=model_disk(entry.path))
 
 
 def fit_with(
-    facts: ModelFacts, companions: Companions, name: str, target: Target, settings: Settings
+    facts: ModelFacts,
+    companions: Companions,
+    name: str,
+    target: Target,
+    settings: Settings,
+    *,
+    disk: Disk | None = None,
 ) -> Fit:
     """The same for a model that need not be on this machine."""
     from llama_ai.planning import make_profile
@@ -236,6 +243,7 @@ def fit_with(
             target=target,
             settings=settings,
             companions=companions,
+            disk=disk,
         )
     except DoesNotFitError as error:
         why_not = error.message.removeprefix(f"{name}: ")
@@ -286,7 +294,8 @@ def target_of(settings: Settings, facts: HardwareFacts) -> tuple[Target | None, 
     from llama_ai.planning import choose_target
 
     try:
-        return choose_target(facts, settings, os.environ, None), None
+        why_not = no_residency(named_engine(settings))
+        return choose_target(facts, settings, os.environ, None, no_residency=why_not), None
     except LlamaAiError as error:
         return None, error.message
 
@@ -296,6 +305,7 @@ def _key(settings: Settings, facts: HardwareFacts) -> str:
 
     Nothing of the code is imported for this: a second look needs neither the solver nor a header.
     """
+    from llama_ai.hardware.disk_speed import cache_path
     from llama_ai.settings import SETTINGS
 
     wishes = {
@@ -325,18 +335,23 @@ def _key(settings: Settings, facts: HardwareFacts) -> str:
         for name, value in os.environ.items()
         if name.lower().startswith(("ggml_", "radv_", "vk_", "hsa_", "amd_", "hip_", "rocr_"))
     }
-    return json.dumps([__version__, code, repr(still), flags, wishes, of_drivers], sort_keys=True)
+    measured = _stamp_of(cache_path())
+    return json.dumps(
+        [__version__, code, repr(still), flags, wishes, of_drivers, measured], sort_keys=True
+    )
 
 
 def _stamp(entry: Entry) -> list[list[Any]]:
-    stamp: list[list[Any]] = []
-    for path in (*entry.files, *(companion.path for companion in entry.companions)):
-        try:
-            status = path.stat()
-            stamp.append([str(path), status.st_size, status.st_mtime_ns])
-        except OSError:
-            stamp.append([str(path), 0, 0])
-    return stamp
+    companions = (companion.path for companion in entry.companions)
+    return [_stamp_of(path) for path in (*entry.files, *companions)]
+
+
+def _stamp_of(path: Path) -> list[Any]:
+    try:
+        status = path.stat()
+    except OSError:
+        return [str(path), 0, 0]
+    return [str(path), status.st_size, status.st_mtime_ns]
 
 
 def _cache_path() -> Path:
@@ -363,6 +378,6 @@ def _store(key: str, rows: dict[str, Any]) -> None:
     data = json.dumps({"format": _FORMAT, "key": key, "rows": rows}, ensure_ascii=True)
     try:
         paths.private(_cache_path().parent)
-        paths.write_atomic(_cache_path(), data.encode())
+        paths.write_atomic(_cache_path(), data.encode(), durable=False)
     except (OSError, LlamaAiError):
         return  # the next look is slower, nothing else

@@ -5,17 +5,20 @@ Only headers are read, by ranges; the same code then reads them that reads a loc
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llama_ai.cli.catalog_rows import About, Fit, about_of, fit_with
+from llama_ai.cli.pipeline import model_disk
 from llama_ai.cli.remote_source import RangeSource, Vocabulary
 from llama_ai.companions import companions_from_headers
 from llama_ai.gguf.errors import BadModelFileError
 from llama_ai.gguf.facts import facts_of
 from llama_ai.gguf.header import Header, Shard
 from llama_ai.gguf.parse import parse
+from llama_ai.models.stores import huggingface_cache
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     from llama_ai.models.hub import Hub, Listing, RemoteFile
     from llama_ai.models.repository import RemoteModel
     from llama_ai.planning import Target
+    from solver.types import Disk
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +120,7 @@ def verdicts(
     draft: bool = True,
 ) -> list[Verdict]:
     """What each model is and whether it fits, read from its header on the hub."""
+    disk = _disk_of_cache()
     with hub.client() as client:
         read = HeaderReader(hub, client, listing).read
         found: list[Verdict] = []
@@ -139,9 +144,17 @@ def verdicts(
             if target is None:
                 found.append(Verdict(model=model, about=about, problem="this machine is unknown"))
                 continue
-            fit = fit_with(facts, companions, model.name, target, settings)
+            fit = fit_with(facts, companions, model.name, target, settings, disk=disk)
             found.append(Verdict(model=model, about=about, fit=fit))
     return found
+
+
+def _disk_of_cache() -> Disk | None:
+    """The disk that a model would be fetched to."""
+    place = huggingface_cache(os.environ)
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    return model_disk(place / "model.gguf")
 
 
 def best(found: Sequence[Verdict]) -> Verdict | None:

@@ -53,7 +53,8 @@ class RangeSource:
         """Bytes from ``offset``: as many as asked for, but no more than one step.
 
         The parser asks for its buffer's size and is content with less, as long as one value (at
-        most 1 MiB) is whole.
+        most 1 MiB) is whole. What is not kept yet is fetched in steps: a small one at the start,
+        which holds the whole header of all shards but the first, larger ones from there on.
         """
         end = min(offset + min(length, self._step), self.size_bytes)
         parts = bytearray()
@@ -62,10 +63,9 @@ class RangeSource:
             if kept is not None:
                 parts += kept[1][at - kept[0] : end - kept[0]]
                 continue
-            stop = min((start for start, _ in self._spans if at < start < end), default=end)
-            data = self._get(at, stop)
-            self._spans.append((at, memoryview(data)))
-            parts += data
+            reach = min(at + (self._step if at else _SMALL_STEP), self.size_bytes)
+            stop = min((start for start, _ in self._spans if at < start < reach), default=reach)
+            self._spans.append((at, memoryview(self._get(at, stop))))
         return bytes(parts)
 
     def start(self, length: int) -> bytes:
@@ -80,7 +80,7 @@ class RangeSource:
 
     def share(self, known: Vocabulary) -> bool:
         """Take the vocabulary from ``known`` where this file has the same one."""
-        first = self._first_piece()
+        first = self.read_at(0, _SMALL_STEP)
         at = first.find(_TOKENS)
         if at < 0 or at + _EDGE > len(first):
             return False
@@ -95,13 +95,6 @@ class RangeSource:
         self._spans += [(at, memoryview(known.data)), (end - _EDGE, memoryview(edge))]
         self._step = _SMALL_STEP
         return True
-
-    def _first_piece(self) -> bytes:
-        self._step = _SMALL_STEP
-        try:
-            return self.read_at(0, _SMALL_STEP)
-        finally:
-            self._step = _STEP
 
     def _get(self, offset: int, end: int) -> bytes:
         import httpx

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from llama_ai.config import Settings
     from llama_ai.errors import LlamaAiError
     from llama_ai.settings import Value
-    from llama_ai.supervisor.state import Event
 
 START_MARK = "--- llama-ai: start"
 
@@ -124,25 +123,21 @@ def _demo_model() -> str:
 def _serve(
     settings: Settings, words: list[str], *, demo: bool, raw: tuple[str, ...], forget: bool
 ) -> int:
-    import asyncio
     import signal
 
     from llama_ai.cli import output, pipeline
     from llama_ai.cli.profile import record_of
+    from llama_ai.cli.running import Announcer, Place, run_instance
     from llama_ai.cli.shrink import Shrinker
+    from llama_ai.paths import private
     from llama_ai.supervisor.ports import check_port_free
-    from llama_ai.supervisor.restart import RestartPolicy
-    from llama_ai.supervisor.state import claim, default_log_path, default_name
-    from llama_ai.supervisor.supervisor import InstanceSpec, supervise
 
     # Until the supervisor takes over, TERM unwinds like Ctrl-C, so that a build's children end.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    host, port = str(settings.text("host")), settings.number("port") or 9090
-    api_key = pipeline.read_api_key(settings)
-    check_port_free(host, port)
+    place = Place.of(settings)
+    check_port_free(place.host, place.port)
     if demo:
         words = [_demo_model()]
-    url = f"http://{_url_host(host)}:{port}"
     if len(words) == 1:
         entry = pipeline.find_model(words[0], settings)
     else:
@@ -150,18 +145,16 @@ def _serve(
 
         entries = chosen_entries(words, settings)
         if len(entries) > 1:
-            return serve_several(entries, settings, raw=raw, url=url)
+            return serve_several(entries, settings, place, raw=raw, forget=forget)
         entry = entries[0] if entries else pipeline.find_model(None, settings)
-    model_path = entry.path
-    name = default_name(port)
-    with claim(name=name, host=host, port=port, url=url, model=str(model_path)) as held:
+    with place.claim(str(entry.path)) as held:
         facts = pipeline.detect_machine(settings, None)
         if pipeline.built_engine(settings) is None:
             # What cannot be served is said before minutes are spent on a build.
             pipeline.refuse_early(settings, entry, facts)
         engine = pipeline.ready_engine(settings, facts)
         if forget:
-            pipeline.forget_lessons(facts, model_path, engine)
+            pipeline.forget_lessons(facts, entry.path, engine)
         prepared = pipeline.prepare(
             settings,
             entry=entry,
@@ -172,63 +165,43 @@ def _serve(
         )
         pipeline.show_notes(prepared.built)
         profile = prepared.profile
-        log_path = default_log_path(name)
+        if profile.experts is not None and profile.experts.tracking:
+            private(profile.experts.stats_path.parent)  # the engine writes there
         output.note(
             f"model    {profile.model_name} ({output.bytes_text(profile.model.size_bytes)})"
         )
         output.note(f"profile  {profile.summary}")
-        output.note(f"log      {log_path}")
+        output.note(f"log      {place.log_path}")
         if profile.suggestion is not None:
             output.note(f"note: {profile.suggestion}")
-        show = _Announcer(url, log_path, prepared)
-        code = asyncio.run(
-            supervise(
-                InstanceSpec(
-                    name=name,
-                    host=host,
-                    port=port,
-                    url=url,
-                    model_path=model_path,
-                    profile=record_of(prepared),
-                    log_path=log_path,
-                    start_timeout_s=float(settings.number("start_timeout") or 900),
-                    api_key=api_key,
-                ),
-                prepared.built.command,
-                claim=held,
-                on_event=show,
-                policy=RestartPolicy(max_identical=settings.number("max_failures") or 5),
-                next_smaller=Shrinker(prepared, settings, raw),
-            )
+        start = _Start(prepared, place.log_path)
+        code = run_instance(
+            place,
+            settings,
+            prepared.built.command,
+            held=held,
+            model_path=entry.path,
+            record=record_of(prepared),
+            on_event=Announcer(
+                place.url, f"OpenAI: {place.url}/v1, Anthropic: {place.url}", start.check
+            ),
+            next_smaller=Shrinker(prepared, settings, raw),
         )
-        if show.failed is not None:
-            raise show.failed
+        if start.failed is not None:
+            raise start.failed
         return code
 
 
-class _Announcer:
-    """Prints the supervisor's events; at the first "ready" the URL, and whether the plan runs."""
+class _Start:
+    """Stops what serves from the CPU although the plan is for the GPU: that is no detail."""
 
-    def __init__(self, url: str, log_path: Path, prepared: Prepared) -> None:
-        self._url = url
-        self._log_path = log_path
+    def __init__(self, prepared: Prepared, log_path: Path) -> None:
         self._prepared = prepared
-        self._announced = False
+        self._log_path = log_path
         self.failed: LlamaAiError | None = None
 
-    def __call__(self, event: Event) -> None:
-        from llama_ai.cli import output
-        from llama_ai.supervisor.state import State
-
-        if event.state is not State.READY or self._announced:
-            output.note(event.message)
-            return
-        self._announced = True
-        output.note(f"ready    {self._url}  (OpenAI: {self._url}/v1, Anthropic: {self._url})")
-        self._check_the_start()
-
-    def _check_the_start(self) -> None:
-        """Stop what serves from the CPU although the plan is for the GPU: that is no detail."""
+    def check(self) -> None:
+        """Compare the plan with what the engine said at its last start."""
         import os
         import signal
 
@@ -249,12 +222,3 @@ class _Announcer:
                 hint=bad.hint or "--backend cpu serves from the CPU on purpose",
             )
             os.kill(os.getpid(), signal.SIGTERM)
-
-
-def _url_host(host: str) -> str:
-    """An address that a client on this machine can use."""
-    if host in {"0.0.0.0", ""}:  # noqa: S104 - compared, not bound
-        return "127.0.0.1"
-    if host == "::":
-        return "[::1]"
-    return f"[{host}]" if ":" in host and not host.startswith("[") else host

@@ -12,12 +12,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
+    from llama_ai.cli.running import Place
     from llama_ai.config import Settings
     from llama_ai.engine.capabilities import EngineInfo
     from llama_ai.hardware.facts import HardwareFacts
     from llama_ai.models.catalog import Entry
     from llama_ai.router import Routed, Router
-    from llama_ai.supervisor.state import Event
 
 
 def chosen_entries(words: Sequence[str], settings: Settings) -> list[Entry]:
@@ -59,6 +59,7 @@ def plan_all(
                 engine=engine,
                 raw=(),
                 verify=settings.text("fit") != "on",
+                alone=False,
             ).profile
         except BadModelFileError as error:
             output.note(f"note: {entry.name} left out: {error.message}")
@@ -90,22 +91,25 @@ def _aliases(entry: Entry, taken: set[str]) -> tuple[str, ...]:
 
 
 def serve_several(
-    entries: Sequence[Entry], settings: Settings, *, raw: tuple[str, ...], url: str
+    entries: Sequence[Entry],
+    settings: Settings,
+    place: Place,
+    *,
+    raw: tuple[str, ...],
+    forget: bool = False,
 ) -> int:
     """Plan every model, write the preset file, and supervise the router until asked to stop."""
-    import asyncio
-
+    from llama_ai.cli.router_children import RouterChildren, RouterFiles
+    from llama_ai.cli.running import Announcer, run_instance
     from llama_ai.router import build_router
-    from llama_ai.supervisor.restart import RestartPolicy
-    from llama_ai.supervisor.state import claim, default_log_path, default_name, record_path
-    from llama_ai.supervisor.supervisor import InstanceSpec, supervise
+    from llama_ai.supervisor.state import record_path
 
-    host, port = str(settings.text("host")), settings.number("port") or 9090
-    api_key = pipeline.read_api_key(settings)
-    name = default_name(port)
-    with claim(name=name, host=host, port=port, url=url, model=None) as held:
+    with place.claim(None) as held:
         facts = pipeline.detect_machine(settings, None)
         engine = pipeline.ready_engine(settings, facts)
+        if forget:
+            for entry in entries:
+                _forget(entry, facts, engine)
         with output.Progress("planning") as progress:
             planned = plan_all(entries, settings, facts, engine, progress.update)
         if not any(model.profile for model in planned):
@@ -115,68 +119,56 @@ def serve_several(
                 hint="name one: it says what would help",
                 details=reasons[:20],
             )
-        preset_path = record_path(name).with_suffix(".ini")
-        empty_dir = preset_path.with_suffix(".models")
+        files = RouterFiles(record_path(place.name))
         router = build_router(
             planned,
             settings,
             server=str(engine.server),
             known_flags=engine.flags,
             environ=os.environ,
-            preset_path=preset_path,
-            empty_dir=empty_dir,
+            preset_path=files.preset,
+            refused_path=files.refused,
+            empty_dir=files.empty_dir,
+            link_dir=files.link_dir,
             raw=raw,
         )
-        log_path = default_log_path(name)
         pipeline.show_notes(router.built)
-        _announce(router, log_path)
-        _write(preset_path, empty_dir, router.preset)
+        _announce(router, place.log_path)
+        children = RouterChildren(router, settings, facts, engine, files, place)
         try:
-            return asyncio.run(
-                supervise(
-                    InstanceSpec(
-                        name=name,
-                        host=host,
-                        port=port,
-                        url=url,
-                        model_path=None,
-                        profile=_record(router),
-                        log_path=log_path,
-                        start_timeout_s=float(settings.number("start_timeout") or 900),
-                        api_key=api_key,
-                    ),
-                    router.built.command,
-                    claim=held,
-                    on_event=_Teller(url),
-                    policy=RestartPolicy(max_identical=settings.number("max_failures") or 5),
-                )
+            files.write(router)
+            return run_instance(
+                place,
+                settings,
+                router.built.command,
+                held=held,
+                model_path=None,
+                record=record_of_router(router),
+                on_event=Announcer(place.url, f"OpenAI: {place.url}/v1; the request names a model"),
+                on_child=children,
             )
         finally:
-            preset_path.unlink(missing_ok=True)
-            empty_dir.rmdir()
+            files.remove()
 
 
-def _write(preset_path: Path, empty_dir: Path, preset: str) -> None:
-    from llama_ai.paths import private, write_atomic
-
+def _forget(entry: Entry, facts: HardwareFacts, engine: EngineInfo) -> None:
     try:
-        private(empty_dir)
-        write_atomic(preset_path, preset.encode())
-    except OSError as error:
-        raise LlamaAiError(f"cannot write {preset_path}: {error.strerror}") from error
+        pipeline.forget_lessons(facts, entry.path, engine)
+    except LlamaAiError:
+        return  # a file that cannot be read has taught nothing; planning says what is wrong
 
 
 def _announce(router: Router, log_path: Path) -> None:
     for model in router.models:
         if model.profile is not None:
-            output.note(f"model    {model.name}: {model.profile.summary}")
+            output.note(f"model    {model.asked_as}: {model.profile.summary}")
         else:
             output.note(f"refused  {model.name}: {model.why_not}")
     output.note(f"loaded   at most {router.models_max} at once")
     output.note(f"log      {log_path}")
 
 
-def _record(router: Router) -> dict[str, Any]:
+def record_of_router(router: Router) -> dict[str, Any]:
     """What ``status`` shows."""
     fitting = sum(model.profile is not None for model in router.models)
     return {
@@ -185,7 +177,7 @@ def _record(router: Router) -> dict[str, Any]:
         "models_max": router.models_max,
         "models": [
             {
-                "name": model.name,
+                "name": model.asked_as,
                 "path": str(model.path),
                 "summary": model.profile.summary if model.profile else None,
                 "why_not": model.why_not,
@@ -193,22 +185,3 @@ def _record(router: Router) -> dict[str, Any]:
             for model in router.models
         ],
     }
-
-
-class _Teller:
-    """Prints the supervisor's events; at the first "ready" the URL."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-        self._announced = False
-
-    def __call__(self, event: Event) -> None:
-        from llama_ai.supervisor.state import State
-
-        if event.state is State.READY and not self._announced:
-            self._announced = True
-            output.note(
-                f"ready    {self._url}  (OpenAI: {self._url}/v1; the request names a model)"
-            )
-            return
-        output.note(event.message)

@@ -11,13 +11,49 @@ from llama_ai.planning import intent_from
 from llama_ai.supervisor.learned import recall, remember
 from llama_ai.supervisor.restart import Smaller
 from solver.smaller import next_smaller
+from solver.types import MIB
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from llama_ai.cli.pipeline import Prepared
     from llama_ai.config import Settings
+    from llama_ai.engine.capabilities import EngineInfo
+    from llama_ai.hardware.facts import HardwareFacts
+    from llama_ai.planning import Profile
     from llama_ai.supervisor.failures import Failure
+
+
+def lowered(
+    profile: Profile, facts: HardwareFacts, engine: EngineInfo, settings: Settings
+) -> tuple[Profile, str] | None:
+    """The next smaller profile and what was lowered, kept for later starts; ``None``: none left."""
+    step = next_smaller(
+        profile.target.machine,
+        profile.solver_model,
+        intent_from(settings),
+        profile.intent,
+        profile.plan,
+    )
+    if step is None:
+        return None
+    layout = step.plan.layout
+    values: dict[str, int | str] = {
+        "ubatch_size": layout.ubatch,
+        "ctx_size": layout.ctx_size,
+        "kv_cache_type": layout.kv_type_k,
+        "moe_strategy": step.plan.strategy,
+        "gpu_layers": layout.gpu_layers,
+        "expert_budget_mib": (layout.expert_budget_bytes or 0) // MIB,
+    }
+    name = pipeline.lesson_key(facts, profile.model, engine)
+    lessons = {**recall(name), step.setting: values[step.setting]}
+    lessons.pop("label", None)
+    try:
+        remember(name, f"{profile.model_name} on {profile.target.machine.device}", lessons)
+    except OSError as error:
+        output.note(f"note: what was learned could not be kept: {error.strerror}")
+    return replace(profile, intent=step.intent, plan=step.plan), step.message
 
 
 class Shrinker:
@@ -32,32 +68,15 @@ class Shrinker:
     def __call__(self, failure: Failure) -> Smaller | None:
         """The next smaller command, or ``None`` when nothing is left to lower."""
         del failure  # every curable kind is cured by less; the order is the solver's
-        profile, engine = self._profile, self._prepared.engine
-        step = next_smaller(
-            profile.target.machine,
-            profile.solver_model,
-            intent_from(self._settings),
-            profile.intent,
-            profile.plan,
+        engine = self._prepared.engine
+        found = (
+            None
+            if engine is None
+            else lowered(self._profile, self._prepared.facts, engine, self._settings)
         )
-        if step is None or engine is None:
+        if found is None:
             return None
-        self._profile = replace(profile, intent=step.intent, plan=step.plan)
-        layout = step.plan.layout
-        lowered: dict[str, int | str] = {
-            "ubatch_size": layout.ubatch,
-            "ctx_size": layout.ctx_size,
-            "kv_cache_type": layout.kv_type_k,
-            "moe_strategy": step.plan.strategy,
-            "gpu_layers": layout.gpu_layers,
-        }
-        name = pipeline.lesson_key(self._prepared.facts, profile.model, engine)
-        lessons = {**recall(name), step.setting: lowered[step.setting]}
-        lessons.pop("label", None)
-        try:
-            remember(name, f"{profile.model_name} on {profile.target.machine.device}", lessons)
-        except OSError as error:
-            output.note(f"note: what was learned could not be kept: {error.strerror}")
+        self._profile, message = found
         built = pipeline.command_for(self._profile, self._settings, engine, self._raw)
         now = replace(self._prepared, profile=self._profile, built=built)
-        return Smaller(command=built.command, message=step.message, profile=record_of(now))
+        return Smaller(command=built.command, message=message, profile=record_of(now))

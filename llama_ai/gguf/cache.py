@@ -62,10 +62,12 @@ def _store(entry: Path, path: Path, header: Header) -> None:
     try:
         data = json.dumps(_encode(path, header), separators=(",", ":")).encode()
         private(entry.parent)
-        write_atomic(entry, data)
-        entries = sorted(entry.parent.iterdir(), key=lambda item: item.lstat().st_mtime_ns)
-        for old in entries[:-_MAX_ENTRIES]:
-            old.unlink(missing_ok=True)
+        write_atomic(entry, data, durable=False)
+        entries = list(entry.parent.iterdir())
+        if len(entries) > _MAX_ENTRIES:
+            entries.sort(key=lambda item: item.lstat().st_mtime_ns)
+            for old in entries[:-_MAX_ENTRIES]:
+                old.unlink(missing_ok=True)
     except (OSError, ValueError, LlamaAiError):
         return
 

@@ -96,7 +96,8 @@ class LogFile:
 class LogSink:
     """Takes output from one engine after another; lives as long as the supervisor.
 
-    ``secrets`` never reach the ring or the file. ``on_match`` is called from the reading thread.
+    ``secrets`` never reach the ring or the file. ``on_match`` (with each needle that is found) and
+    ``on_block`` (with whole lines) are called from the reading thread.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class LogSink:
         *,
         secrets: Sequence[str] = (),
         on_match: Callable[[Match], None] | None = None,
+        on_block: Callable[[bytes], None] | None = None,
         ring_lines: int = 2000,
         max_bytes: int = 10 << 20,
         keep: int = 3,
@@ -112,6 +114,7 @@ class LogSink:
     ) -> None:
         self._secrets = tuple(secret.encode() for secret in secrets if secret)
         self._on_match = on_match
+        self._on_block = on_block
         self._file = LogFile(path, max_bytes=max_bytes, keep=keep)
         self._ring: deque[bytes] = deque(maxlen=ring_lines)
         self._queue: deque[bytes] = deque()
@@ -160,6 +163,8 @@ class LogSink:
         if self._on_match is not None:
             for match in scan(block):
                 self._on_match(match)
+        if self._on_block is not None:
+            self._on_block(block)
 
     def _keep(self, block: bytes) -> None:
         block = self._redact(block)

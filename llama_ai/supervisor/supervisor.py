@@ -19,6 +19,7 @@ from llama_ai.errors import (
     LlamaAiError,
     ModelNotFoundError,
 )
+from llama_ai.supervisor.children import ChildAnswer, ChildNews, Children, is_of_child
 from llama_ai.supervisor.failures import Failure, Kind, Match, classify_exit, from_match
 from llama_ai.supervisor.health import HealthSettings, Probe, monotonic_s
 from llama_ai.supervisor.identity import PROC
@@ -91,12 +92,15 @@ async def supervise(
     health: HealthSettings | None = None,
     stop: StopSettings | None = None,
     next_smaller: Callable[[Failure], Smaller | None] | None = None,
+    on_child: Callable[[ChildNews], ChildAnswer] | None = None,
 ) -> int:
     """Run the engine until asked to stop; return the exit code: 0 after SIGTERM, 130 after Ctrl-C.
 
     Must be called on the main thread (it handles SIGTERM, SIGINT and SIGHUP while it runs). With
     ``claim`` the caller owns the instance file, otherwise it is made here. ``next_smaller`` is
-    called in a worker thread after a failure that a smaller setting may cure.
+    called in a worker thread after a failure that a smaller setting may cure. With ``on_child`` the
+    engine is a router: it is called in a worker thread, for one child after the other; a child's
+    failure is none of the router's.
 
     Raises :class:`~llama_ai.errors.LlamaAiError` when it gives up, with the last log lines as
     details; the port's loss is :class:`~llama_ai.errors.AlreadyRunningError`, an unreadable model
@@ -128,6 +132,7 @@ async def supervise(
             health=health or HealthSettings(),
             stop=stop or StopSettings(),
             next_smaller=next_smaller,
+            on_child=on_child,
         )
         return await supervisor.run()
 
@@ -144,6 +149,7 @@ class _Supervisor:
         health: HealthSettings,
         stop: StopSettings,
         next_smaller: Callable[[Failure], Smaller | None] | None,
+        on_child: Callable[[ChildNews], ChildAnswer] | None,
     ) -> None:
         self._spec = spec
         self._command = command
@@ -153,6 +159,8 @@ class _Supervisor:
         self._health = health
         self._stop = stop
         self._next_smaller = next_smaller
+        self._on_child = on_child
+        self._news: asyncio.Queue[ChildNews] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._asked = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -165,6 +173,7 @@ class _Supervisor:
             spec.log_path,
             secrets=(spec.api_key or "").split(",") if spec.api_key else (),
             on_match=self._match_from_thread,
+            on_block=None if on_child is None else Children(self._news_from_thread, oom_kills).take,
         )
         self._terminals = [number for number in (0, 1, 2) if _is_terminal(number)]
         self._warned: set[str] = set()
@@ -182,6 +191,8 @@ class _Supervisor:
         for number, handler in handlers.items():
             self._loop.add_signal_handler(number, handler)
         self._beats = self._start_beats()
+        if self._on_child is not None:
+            self._beats.append(asyncio.create_task(self._follow_children(self._on_child)))
         try:
             self._name_orphans()
             while True:
@@ -206,7 +217,7 @@ class _Supervisor:
         self._matches.clear()
         self._useless = self._loop.create_future()
         self._ready_at_s = None
-        ooms = _oom_kills()
+        ooms = oom_kills()
         self._starts += 1
         try:
             child = spawn(self._command)
@@ -259,7 +270,7 @@ class _Supervisor:
             await asyncio.sleep(0)  # let the last matches arrive from the reading thread
             if failure is None:
                 failure = classify_exit(
-                    returncode, self._recent_matches(), state, oom_killed=_oom_kills() > ooms
+                    returncode, self._recent_matches(), state, oom_killed=oom_kills() > ooms
                 )
             return None if self._asked.is_set() else failure
         finally:
@@ -357,12 +368,42 @@ class _Supervisor:
             self._ready_at_s = monotonic_s()
         self._set(state, message, **({"detail": None} if state is State.READY else {}))
 
+    # -- the children of a router ------------------------------------------------------------------
+
+    def _news_from_thread(self, news: ChildNews) -> None:
+        self._loop.call_soon_threadsafe(self._news.put_nowait, news)
+
+    async def _follow_children(self, on_child: Callable[[ChildNews], ChildAnswer]) -> None:
+        while True:
+            news = await self._news.get()
+            if self._asked.is_set():
+                continue
+            if news.failure is not None:
+                message = f"{news.name}: {news.failure.message}"
+                self._claim.update(
+                    last_failure=LastFailure(
+                        kind=news.failure.kind.value, message=message, at=now_text()
+                    )
+                )
+                self._emit("warning", message)
+            try:
+                answer = await asyncio.to_thread(on_child, news)
+            except (LlamaAiError, OSError) as error:
+                self._emit("warning", f"{news.name}: {error}")
+                continue
+            if answer.profile is not None:
+                self._claim.update(profile=dict(answer.profile))
+            for text in answer.messages:
+                self._emit("warning", text)
+
     # -- what the log says -------------------------------------------------------------------------
 
     def _match_from_thread(self, match: Match) -> None:
         self._loop.call_soon_threadsafe(self._on_match, match)
 
     def _on_match(self, match: Match) -> None:
+        if self._on_child is not None and is_of_child(match.line):
+            return
         self._matches = [*self._matches[-63:], (monotonic_s(), match)]
         if match.needle.alive and self._useless is not None and not self._useless.done():
             self._useless.set_result(match)
@@ -466,7 +507,7 @@ def _is_terminal(number: int) -> bool:
         return False
 
 
-def _oom_kills(proc: Path = PROC) -> int:
+def oom_kills(proc: Path = PROC) -> int:
     """How often this machine's kernel has killed for memory since boot; 0 where it cannot tell."""
     try:
         text = (proc / "vmstat").read_text(encoding="ascii")

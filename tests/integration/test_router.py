@@ -7,7 +7,6 @@ import json
 import math
 import os
 import signal
-import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -26,20 +25,31 @@ from tests.integration.serve.conftest import PATIENCE_S, Cli, free_port
 if TYPE_CHECKING:
     from llama_ai.engine.capabilities import EngineInfo
 
-BIG, SHORT = "SmolLM2-135M-Instruct-Q4_1", "Short-135M-Q4_1"
-KEY = "llama.context_length"
+FIRST, SECOND = "SmolLM2-135M-Instruct-Q4_1", "gemma-3-270m-Q4_K_M"
+ODD = "Zweites #1; [日本語]"
+"""A name that a preset file cannot hold."""
+
+ALLOCATION_LIMIT_BYTES = 150_000_000
+LIMITED_MEMORY = """
+#include <dlfcn.h>
+#include <errno.h>
+#include <stddef.h>
+int posix_memalign(void **place, size_t alignment, size_t size) {
+    if (size > %d) return ENOMEM;
+    int (*real)(void **, size_t, size_t) = dlsym(RTLD_NEXT, "posix_memalign");
+    return real(place, alignment, size);
+}
+"""
 
 
 @pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> list[Path]:
-    """The demo model, the same with half its context, and one that fits no machine."""
+def models(
+    tmp_path_factory: pytest.TempPathFactory, demo_model: Path, gemma_model: Path
+) -> list[Path]:
+    """Two real models of different families, and one that fits no machine."""
     directory = tmp_path_factory.mktemp("several")
-    content = bytearray(demo_model.read_bytes())
-    at = content.index(KEY.encode()) + len(KEY)
-    assert struct.unpack_from("<II", content, at) == (4, 8192)
-    struct.pack_into("<I", content, at + 4, 4096)
-    (directory / f"{SHORT}.gguf").write_bytes(content)
-    (directory / f"{BIG}.gguf").symlink_to(demo_model)
+    (directory / f"{FIRST}.gguf").symlink_to(demo_model)
+    (directory / f"{SECOND}.gguf").symlink_to(gemma_model)
     huge(directory / "Huge.gguf")
     return sorted(directory.iterdir())
 
@@ -81,7 +91,9 @@ def huge(path: Path) -> None:
 class Router:
     """``llama-ai serve`` over several models."""
 
-    def __init__(self, cli: Cli, models: list[Path], *words: str) -> None:
+    def __init__(
+        self, cli: Cli, models: list[Path], *words: str, env: dict[str, str] | None = None
+    ) -> None:
         self.port = free_port()
         self.cli = cli
         self.url = f"http://127.0.0.1:{self.port}"
@@ -96,7 +108,7 @@ class Router:
                     *("--backend", "cpu", "--cache-ram", "64", "--parallel", "1"),
                     *words,
                 ),
-                env=cli.env,
+                env={**cli.env, **(env or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=subprocess.STDOUT,
@@ -141,7 +153,9 @@ class Router:
         return found
 
     def close(self) -> None:
-        pids = list(self.children().values()) if self.process.poll() is None else []
+        if self.process.poll() is not None:
+            return
+        pids = list(self.children().values())
         self.process.terminate()
         self.process.wait(30)
         for pid in pids:
@@ -152,10 +166,11 @@ class Router:
 def serve(
     tmp_path: Path, engine: EngineInfo, models: list[Path]
 ) -> Iterator[Callable[..., Router]]:
+    cli = Cli(tmp_path, engine.server)
     with contextlib.ExitStack() as stack:
 
-        def start(*words: str) -> Router:
-            router = Router(Cli(tmp_path, engine.server), models, *words)
+        def start(*words: str, env: dict[str, str] | None = None) -> Router:
+            router = Router(cli, models, *words, env=env)
             stack.callback(router.close)
             return router
 
@@ -164,16 +179,16 @@ def serve(
 
 def test_each_model_answers_with_its_own_profile(serve: Callable[..., Router]) -> None:
     router = serve()
-    assert router.ask(BIG) == BIG
-    assert router.ask(SHORT) == SHORT
-    assert (router.n_ctx(BIG), router.n_ctx(SHORT)) == (8192, 4096)
+    assert router.ask(FIRST) == FIRST
+    assert router.ask(SECOND) == SECOND
+    assert (router.n_ctx(FIRST), router.n_ctx(SECOND)) == (8192, 32768)
     assert {name: state for name, state in router.states().items() if "Huge" not in name} == {
-        BIG: "loaded",
-        SHORT: "loaded",
+        FIRST: "loaded",
+        SECOND: "loaded",
     }
     [instance] = router.cli.instances()
     listed = {one["name"]: one for one in instance["profile"]["models"]}
-    assert set(listed) == {BIG, SHORT, "Huge"}
+    assert set(listed) == {FIRST, SECOND, "Huge"}
     assert listed["Huge"]["why_not"]
     assert "Huge: refused" in router.cli.run("status").stdout
 
@@ -181,46 +196,97 @@ def test_each_model_answers_with_its_own_profile(serve: Callable[..., Router]) -
 def test_unknown_and_unfit_models_are_refused_with_the_reason(
     serve: Callable[..., Router],
 ) -> None:
-    router = serve()
+    router = serve("--", "--models-max", "1")
+    assert router.ask(FIRST) == FIRST
     with pytest.raises(openai.BadRequestError, match="'nothing' not found"):
         router.ask("nothing")
-    with pytest.raises(openai.InternalServerError, match="nothing fits"):
-        router.ask("Huge")
-    assert router.ask(BIG) == BIG
+    for name in ("Huge", next(name for name in router.states() if name.startswith("Huge"))):
+        with pytest.raises(openai.BadRequestError, match="does not fit this machine: nothing fits"):
+            router.ask(name)
+    assert router.states()[FIRST] == "loaded"  # nothing made room for what cannot be loaded
 
 
 def test_models_are_swapped_by_request(serve: Callable[..., Router]) -> None:
     router = serve("--", "--models-max", "1")
-    router.ask(BIG)
-    assert set(router.children()) == {BIG}
-    router.ask(SHORT)
-    assert set(router.children()) == {SHORT}
-    assert router.states()[BIG] == "unloaded"
+    router.ask(FIRST)
+    assert set(router.children()) == {FIRST}
+    router.ask(SECOND)
+    assert set(router.children()) == {SECOND}
+    assert router.states()[FIRST] == "unloaded"
 
 
 def test_an_idle_model_is_unloaded_and_comes_back(serve: Callable[..., Router]) -> None:
     router = serve("--ttl", "1")
-    router.ask(BIG)
-    loaded = psutil.Process(router.children()[BIG]).memory_info().rss
-    router.wait(lambda: router.states()[BIG] in {"sleeping", "unloaded"})
-    assert psutil.Process(router.children()[BIG]).memory_info().rss < loaded
-    assert router.ask(BIG) == BIG
+    router.ask(FIRST)
+    loaded = psutil.Process(router.children()[FIRST]).memory_info().rss
+    router.wait(lambda: router.states()[FIRST] in {"sleeping", "unloaded"})
+    assert psutil.Process(router.children()[FIRST]).memory_info().rss < loaded
+    assert router.ask(FIRST) == FIRST
 
 
 def test_a_killed_model_is_started_again_by_the_next_request(
     serve: Callable[..., Router],
 ) -> None:
     router = serve()
-    router.ask(BIG)
-    router.ask(SHORT)
-    killed = router.children()[BIG]
+    router.ask(FIRST)
+    router.ask(SECOND)
+    killed = router.children()[FIRST]
     os.kill(killed, signal.SIGKILL)
-    router.wait(lambda: router.states()[BIG] == "unloaded")
-    assert router.ask(BIG) == BIG
-    assert router.children()[BIG] != killed
+    router.wait(lambda: router.states()[FIRST] == "unloaded")
+    assert router.ask(FIRST) == FIRST
+    assert router.children()[FIRST] != killed
     [instance] = router.cli.instances()
     assert instance["restarts"] == 0
-    assert router.states()[SHORT] == "loaded"
+    assert router.states()[SECOND] == "loaded"
+
+
+def test_a_model_that_runs_out_of_memory_gets_less(
+    serve: Callable[..., Router], tmp_path: Path
+) -> None:
+    source, library = tmp_path / "limited.c", tmp_path / "limited.so"
+    source.write_text(LIMITED_MEMORY % ALLOCATION_LIMIT_BYTES)
+    subprocess.run(
+        ["cc", "-D_GNU_SOURCE", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True
+    )
+    router = serve("--kv-cache-type", "f16", env={"LD_PRELOAD": str(library)})
+    router.client = router.client.with_options(max_retries=0)
+    # Its cache of 8192 tokens takes 189 MB, that of 4096 tokens half as much.
+    with pytest.raises(openai.InternalServerError, match="failed to load"):
+        router.ask(FIRST)
+    router.wait(lambda: router.states()[FIRST] == "loaded")
+    assert router.ask(FIRST) == FIRST
+    assert router.n_ctx(FIRST) == 4096
+    assert "ctx_size 8192 -> 4096" in router.said.read_text()
+    [instance] = router.cli.instances()
+    assert instance["state"] == "ready"
+    assert instance["restarts"] == 0
+    assert instance["last_failure"]["kind"] == "out-of-memory"
+    [first] = [one for one in instance["profile"]["models"] if one["name"] == FIRST]
+    assert "4096 tokens" in first["summary"]
+
+    # What was learned holds for the next start, and can be forgotten.
+    router.close()
+    assert "4096 tokens" in serve().said.read_text()
+    assert f"{FIRST}: CPU, 8192 tokens" in serve("--forget").said.read_text()
+
+
+def test_a_model_of_any_name_is_served(
+    tmp_path: Path, engine: EngineInfo, demo_model: Path, gemma_model: Path
+) -> None:
+    directory = tmp_path / "a;b #c"
+    directory.mkdir()
+    (directory / f"{ODD}.gguf").symlink_to(demo_model)
+    (directory / "Übung: 漢字.gguf").symlink_to(gemma_model)
+    router = Router(Cli(tmp_path, engine.server), sorted(directory.iterdir()))
+    try:
+        names = {one["name"] for one in router.cli.instances()[0]["profile"]["models"]}
+        assert "Übung: 漢字" in names
+        [odd] = names - {"Übung: 漢字"}
+        for name in names:
+            assert router.ask(name)
+        assert f"'{ODD}' is served as {odd}" in router.said.read_text()
+    finally:
+        router.close()
 
 
 def test_serve_without_a_name_takes_all(
@@ -237,6 +303,6 @@ def test_serve_without_a_name_takes_all(
     config.write_text(f"[models]\ndirs = [{json.dumps(str(models[0].parent))}]\n")
     router = Router(cli, [])
     try:
-        assert router.ask(SHORT) == SHORT
+        assert router.ask(SECOND) == SECOND
     finally:
         router.close()

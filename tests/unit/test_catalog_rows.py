@@ -12,6 +12,7 @@ import pytest
 from llama_ai import paths
 from llama_ai.cli import catalog_rows as rows
 from llama_ai.config import ConfigFile, Settings, resolve
+from llama_ai.hardware.disk_speed import DiskSpeed, remember
 from llama_ai.models import stores
 from llama_ai.models.catalog import Entry, scan
 from tests.support.models import write_model
@@ -70,6 +71,26 @@ def test_another_wish_is_another_answer(here: Path) -> None:
     assert first.fit is not None
     assert second.fit is not None
     assert (first.fit.ctx_size, second.fit.ctx_size) == (4096, 1024)
+
+
+def test_a_disk_that_was_measured_since_is_another_answer(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_model(here / "models" / "tiny.gguf")
+    first = rows.catalog_rows(entries(here), settings())
+    asked: list[Path] = []
+
+    def describe(entry: Entry, *words: object, **more: object) -> rows.Row:
+        asked.append(entry.path)
+        return first[0]
+
+    monkeypatch.setattr(rows, "describe", describe)
+    rows.catalog_rows(entries(here), settings())
+    assert asked == []
+    speed = DiskSpeed(sequential_bytes_s=2e9, slices_bytes_s=1e9, at_s=0.0, direct=True)
+    remember("nvme0n1p2", speed)
+    rows.catalog_rows(entries(here), settings())
+    assert asked == [here / "models" / "tiny.gguf"]
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"format": 1, "key": 3, "rows": 4}'])

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from llama_ai.gguf import parse as parser
 from llama_ai.gguf.errors import BadModelFileError
@@ -107,11 +109,33 @@ def test_short_arrays_are_kept_and_long_ones_skipped_with_their_length() -> None
 
 
 def test_strings_that_straddle_reads_are_stepped_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parser, "_FIRST_READ", 64)
-    monkeypatch.setattr(parser, "_MAX_READ", 97)
+    monkeypatch.setattr(parser, "_READ", 97)
     words = ["x" * (i * 7 % 150) for i in range(300)]
     header = read(File(kv={"words": (ARR, (STR, words)), "after": (U32, 7)}))
     assert header.kv == {"words": Skipped("str", 300), "after": 7}
+
+
+@given(
+    st.lists(st.integers(0, parser.RUN + 2), min_size=65, max_size=3 * parser.RUN),
+    st.sampled_from(["x", "\0", "\x06"]),
+    st.sampled_from([1 << 20, 3000, 700]),
+)
+def test_runs_of_strings_end_where_a_walk_ends(
+    lengths: list[int], letter: str, read_bytes: int
+) -> None:
+    """Law: whatever the strings' lengths and content, and wherever reads end, the value behind
+    them is found; with one string more than there is, the file is refused."""
+    words = [letter * length for length in lengths]
+    file = File(kv={"words": (ARR, (STR, words)), "after": (U32, 7)})
+    data = file.data()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(parser, "_READ", read_bytes)
+        assert parse(Bytes(data)).kv == {"words": Skipped("str", len(words)), "after": 7}
+        count = struct.pack("<Q", len(words))
+        longer = data.replace(count, struct.pack("<Q", 1 << 40), 1)
+        assert longer != data
+        with pytest.raises(BadModelFileError):
+            parse(Bytes(longer))
 
 
 def test_a_large_header_takes_few_reads() -> None:

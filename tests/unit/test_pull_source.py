@@ -12,7 +12,7 @@ from llama_ai.gguf.parse import parse
 from llama_ai.models.hub import Hub, RemoteFile
 from tests.support.gguf_files import ARR, I32, STR, File, llama_kv, llama_tensors
 
-COUNT = 20_000
+COUNT = 50_000
 
 
 def content(tmp_path: Path, *, title: str = "a", first: str = "t", count: int = COUNT) -> bytes:

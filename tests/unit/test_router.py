@@ -16,10 +16,13 @@ from llama_ai.gguf.facts import read_facts
 from llama_ai.hardware.detect import detect
 from llama_ai.hardware.root import Root
 from llama_ai.planning import Profile, choose_target, make_profile
-from llama_ai.router import Routed, Router, build_router
+from llama_ai.router import IDLE_UNLOAD_S, Routed, Router, build_router, with_profile
 from solver.together import CACHE_EACH_MIB, side_by_side
 from solver.types import MIB, Components, Machine, Memory
 from tests.support.models import write_model
+from tests.unit.test_gguf_header import split
+
+LINKS = Path("/run/x.links")
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +57,9 @@ def built(models: list[Routed], wishes: Settings, known: frozenset[str] | None =
         known_flags=known,
         environ={"LLAMA_CACHE": "/the/users", "PATH": "/bin"},
         preset_path=Path("/run/x.ini"),
+        refused_path=Path("/run/x.json"),
         empty_dir=Path("/run/x.models"),
+        link_dir=LINKS,
     )
 
 
@@ -111,23 +116,108 @@ def test_a_model_that_does_not_fit_is_listed_with_the_reason_and_no_file(tmp_pat
     section = found["bad (nothing fits, 3 GiB over)"]
     assert section["alias"] == "bad"
     assert section["model"] == "does-not-fit"
+    router = built([good, bad], wishes)
+    assert router.refused == dict.fromkeys(("bad", "bad (nothing fits, 3 GiB over)"), bad.why_not)
+    argv = router.built.command.argv
+    assert argv[argv.index("--refused-models") + 1] == "/run/x.json"
 
 
-@pytest.mark.parametrize("name", ["a#b", "a;b"])
-def test_a_path_that_a_preset_file_cannot_hold_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_model_gives_its_memory_back_unless_told_otherwise(tmp_path: Path) -> None:
+    model = write_model(tmp_path / "one.gguf")
+    found = sections(built([routed(model, settings())], settings()).preset)
+    assert found["one"]["sleep-idle-seconds"] == str(IDLE_UNLOAD_S)
+    never = settings(ttl=0)
+    assert "sleep-idle-seconds" not in sections(built([routed(model, never)], never).preset)["one"]
+
+
+@pytest.mark.parametrize(
+    "folder",
+    [
+        "a#b",
+        "a;b",
+        " edge",
+        "line\nbreak",
+        "Übung 漢字",
+        b"\xff\xfe".decode(errors="surrogateescape"),
+    ],
+)
+def test_any_path_is_served_through_a_link_if_need_be(tmp_path: Path, folder: str) -> None:
     wishes = settings()
-    good = routed(write_model(tmp_path / "good.gguf"), wishes)
-    (tmp_path / name).mkdir()
-    odd = routed(write_model(tmp_path / name / "odd.gguf"), wishes)
-    router = built([good, odd], wishes)
-    assert [model.profile is None for model in router.models] == [False, True]
-    assert str(odd.path) not in router.preset
+    place = tmp_path / folder
+    place.mkdir()
+    odd = routed(write_model(place / "odd.gguf"), wishes)
+    router = built([odd], wishes)
+    named = Path(sections(router.preset)["odd"]["model"])
+    assert router.links.get(named, named) == place / "odd.gguf"
+    assert (named in router.links) is (folder not in {"Übung 漢字", " edge"})
+    assert named.name == "odd.gguf"
 
 
-def test_a_name_with_a_colon_is_still_found(tmp_path: Path) -> None:
+def test_all_parts_of_a_split_model_are_linked(tmp_path: Path) -> None:
     wishes = settings()
-    model = replace(routed(write_model(tmp_path / "x.gguf"), wishes), name="qwen3:8b")
-    assert sections(built([model], wishes).preset)["qwen3:8b"]["alias"] == "qwen3:8b"
+    place = tmp_path / "a#b"
+    place.mkdir()
+    parts = split(place)
+    router = built([routed(parts[0], wishes)], wishes)
+    [section] = sections(router.preset).values()
+    first = Path(section["model"])
+    assert {link.name: target for link, target in router.links.items()} == {
+        part.name: part for part in parts
+    }
+    assert first.name == parts[0].name
+    assert {link.parent for link in router.links} == {first.parent}
+
+
+@pytest.mark.parametrize(
+    ("name", "listed", "asked"),
+    [
+        ("plain", "plain", "plain"),
+        ("qwen3:8b-q4_K_M", "qwen3-8b-q4_K_M", "qwen3:8b-q4_K_M"),
+        ("a]b", "a-b", "a]b"),
+        ("a#b", "a-b", "a-b"),
+        ("a,b", "a-b", "a-b"),
+        ("Übung 漢字 مثال", "Übung 漢字 مثال", "Übung 漢字 مثال"),
+        ("*", "*-2", "*"),
+        ("\udcff", "?", "?"),
+    ],
+)
+def test_every_name_has_one_to_ask_for(tmp_path: Path, name: str, listed: str, asked: str) -> None:
+    wishes = settings()
+    model = replace(routed(write_model(tmp_path / "x.gguf"), wishes), name=name)
+    router = built([model], wishes)
+    [one] = router.models
+    assert (one.listed_as, one.asked_as) == (listed, asked)
+    section = sections(router.preset)[listed]
+    assert (section.get("alias") == name) is (asked == name != listed)
+    assert router.preset.encode()
+    told = [note for note in router.built.notes if "is served as" in note]
+    assert bool(told) is (asked != name)
+
+
+def test_names_that_look_alike_in_a_preset_stay_apart(tmp_path: Path) -> None:
+    wishes = settings()
+    path = write_model(tmp_path / "x.gguf")
+    names = ["q:8b-q4_K_M", "q-8b-q4_K_M", "q;8b-q4_K_M"]
+    router = built([replace(routed(path, wishes), name=name) for name in names], wishes)
+    assert len(sections(router.preset)) == 3
+    assert len({model.asked_as for model in router.models}) == 3
+
+
+def test_another_profile_changes_its_own_section_alone(tmp_path: Path) -> None:
+    wishes = settings()
+    one = routed(write_model(tmp_path / "one.gguf", n_ctx_train=2048), wishes)
+    two = routed(write_model(tmp_path / "two.gguf", n_ctx_train=2048), wishes)
+    before = built([one, two], wishes)
+    smaller = profile(tmp_path / "one.gguf", settings(ctx_size=512))
+    after = with_profile(
+        before, "one", smaller, wishes, server="engine", known_flags=None, link_dir=LINKS
+    )
+    assert sections(after.preset)["one"]["ctx-size"] == "512"
+    assert sections(after.preset)["two"] == sections(before.preset)["two"]
+    assert [model.profile and model.profile.plan.layout.ctx_size for model in after.models] == [
+        512,
+        2048,
+    ]
 
 
 def test_an_engine_without_a_router_is_refused(tmp_path: Path) -> None:
