@@ -7,7 +7,7 @@ Every dataclass is frozen and keyword-only; bytes are integers named ``*_bytes``
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -155,6 +155,21 @@ class Layout:
         With residency it may not: it would copy all experts of a layer.
         """
         return self.expert_budget_bytes is None
+
+
+PART_LABELS: Final = (
+    ("weights", "weights_bytes"),
+    ("KV cache", "kv_bytes"),
+    ("recurrent state", "recurrent_bytes"),
+    ("compute buffers", "compute_bytes"),
+    ("draft", "draft_bytes"),
+    ("projector", "projector_bytes"),
+    ("prompt cache", "prompt_cache_bytes"),
+    ("KV on disk", "disk_tier_bytes"),
+    ("experts from disk", "experts_bytes"),
+    ("overhead", "overhead_bytes"),
+)
+"""The parts of :class:`Components` as people read them, in the order in which they are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,8 +44,6 @@ RootOption = Annotated[
 ]
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="do not ask")]
 
-SERVER_PANEL = "Settings"
-
 
 def serving_options(command: Callable[..., None]) -> Callable[..., None]:
     """Replace the parameters ``flags`` and ``assignments`` by one option per setting and --set."""

@@ -10,7 +10,7 @@ import typer
 from llama_ai.cli import output
 from llama_ai.cli.options import JsonOption, ModelArgument, RootOption, serving_options
 from llama_ai.errors import UsageError
-from solver.types import MIB
+from solver.types import MIB, PART_LABELS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -179,20 +179,6 @@ def _text_speed(prepared: Prepared) -> None:
     )
 
 
-_PARTS = (
-    ("weights", "weights_bytes"),
-    ("KV cache", "kv_bytes"),
-    ("recurrent state", "recurrent_bytes"),
-    ("compute buffers", "compute_bytes"),
-    ("draft", "draft_bytes"),
-    ("projector", "projector_bytes"),
-    ("prompt cache", "prompt_cache_bytes"),
-    ("KV on disk", "disk_tier_bytes"),
-    ("experts from disk", "experts_bytes"),
-    ("overhead", "overhead_bytes"),
-)
-
-
 def _text_memory(prepared: Prepared) -> None:
     machine, memory = prepared.profile.target.machine, prepared.profile.plan.memory
     sides = [("HOST", memory.host, machine.host_budget_bytes)]
@@ -200,7 +186,7 @@ def _text_memory(prepared: Prepared) -> None:
         sides.insert(0, ("GPU", memory.gpu, machine.gpu_budget_bytes))
     rows = [
         (label, *(output.bytes_text(getattr(side, key)) for _, side, _ in sides))
-        for label, key in _PARTS
+        for label, key in PART_LABELS
         if any(getattr(side, key) for _, side, _ in sides)
     ]
     rows.append(("total", *(output.bytes_text(side.total_bytes) for _, side, _ in sides)))
@@ -383,7 +369,7 @@ def _rounded(figure: float | None) -> float | None:
 
 def _side(side: Components, budget_bytes: int | None) -> dict[str, int | None]:
     return {
-        **{key: getattr(side, key) for _, key in _PARTS},
+        **{key: getattr(side, key) for _, key in PART_LABELS},
         "total_bytes": side.total_bytes,
         "budget_bytes": budget_bytes,
     }

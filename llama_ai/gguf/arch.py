@@ -109,14 +109,8 @@ MTP_ON_REQUEST: Final = _names("""
 """)
 """NextN layers are loaded when multi-token prediction is switched on, and can draft."""
 
-MTP_NEVER: Final = frozenset({"bailingmoe2", "dots3note", "exaone-moe", "exaone4", "glm4"})
-"""NextN layers of the file are always left out."""
-
 FLASH_ATTENTION_OFF: Final = frozenset({"grok"})
 """The engine switches flash attention off whatever was asked for."""
-
-MATRIX_BIAS_ATTENTION: Final = frozenset({"t5", "t5encoder"})
-"""Attention with a relative bias, which has no flash-attention kernel."""
 
 
 class Window(NamedTuple):

@@ -21,7 +21,7 @@ VERSION = 2
 FIXED_BYTES = 512
 FLAG_SYSTEM = 1
 FLAG_SYSTEM_END = 2
-SUFFIX, BAD_SUFFIX, TEMPORARY_PREFIX = ".kv", ".bad", ".writing-"
+SUFFIX, BAD_SUFFIX = ".kv", ".bad"
 
 # magic, version, sections, checksum, fingerprint, namespace, kind, flags, begin, end, created,
 # two keys, tokens checksum, file size, model name

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,12 +82,6 @@ class Entry:
     def drafts(self) -> tuple[Companion, ...]:
         """The draft files beside it."""
         return tuple(found for found in self.companions if found.kind == "draft")
-
-
-@dataclass
-class _Group:
-    files: dict[int, Path] = field(default_factory=dict)
-    total: int = 1
 
 
 @dataclass(frozen=True)

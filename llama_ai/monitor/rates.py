@@ -30,10 +30,6 @@ class Rate:
         (start_s, first), (end_s, last) = points[0], points[-1]
         return (last - first) / (end_s - start_s)
 
-    def reset(self) -> None:
-        """Forget everything."""
-        self._points.clear()
-
 
 class Rising:
     """A counter put together from parts that are not read at the same instant: it never falls.
@@ -48,7 +44,3 @@ class Rising:
         """The highest value so far."""
         self._highest = max(self._highest, count)
         return self._highest
-
-    def reset(self) -> None:
-        """Start anew, after the engine did."""
-        self._highest = 0.0

@@ -10,25 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from llama_ai.monitor.parse import clean
 from llama_ai.tui.draw import size, wrap
+from solver.types import PART_LABELS
 
 if TYPE_CHECKING:
     from llama_ai.monitor.sample import Sample
     from llama_ai.tui.draw import Line
 
-_PARTS = (
-    ("weights", "weights_bytes"),
-    ("KV cache", "kv_bytes"),
-    ("recurrent state", "recurrent_bytes"),
-    ("compute buffers", "compute_bytes"),
-    ("draft", "draft_bytes"),
-    ("projector", "projector_bytes"),
-    ("prompt cache", "prompt_cache_bytes"),
-    ("KV on disk", "disk_tier_bytes"),
-    ("experts from disk", "experts_bytes"),
-    ("overhead", "overhead_bytes"),
-    ("total", "total_bytes"),
-    ("budget", "budget_bytes"),
-)
+_PARTS = (*PART_LABELS, ("total", "total_bytes"), ("budget", "budget_bytes"))
 
 
 def plan_lines(plan: Mapping[str, Any] | None, sample: Sample | None, width: int) -> list[Line]:

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import httpx
 import pytest
 
+from llama_ai.settings import SETTINGS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
@@ -86,6 +88,14 @@ def test_build_info_is_the_file_beside_the_binary(moved_bin: Path) -> None:
     (moved_bin / "BUILD_INFO.json").write_text(BUILD_INFO)
     found = run(server, "--port", "1", "--build-info")
     assert (found.returncode, found.stdout, found.stderr) == (0, BUILD_INFO, "")
+
+
+def test_every_flag_of_the_settings_table_is_known(moved_bin: Path) -> None:
+    told = run(moved_bin / "llama-ai-server", "--help").stdout
+    known = {word.strip(",") for word in told.split() if word.startswith("-")}
+    flags = {setting.engine_flag for setting in SETTINGS if setting.engine_flag is not None}
+    assert flags
+    assert flags - known == set()
 
 
 def test_version_and_unknown_flags_are_upstreams(moved_bin: Path) -> None:

@@ -61,6 +61,3 @@ class Route:
     """What would be done; raises :class:`~llama_ai.errors.LlamaAiError` where it cannot be."""
     values: Callable[[Tree], tuple[str, ...]]
     """The sizing words that this route's files hold now, as ``name=value``."""
-
-
-NOTHING: tuple[str, ...] = ()
