@@ -212,6 +212,12 @@ public:
                 return unit;
             }
         }
+        // All of the inactive list is in use.
+        for (const int unit : active) {
+            if (evictable(unit)) {
+                return unit;
+            }
+        }
         return -1;
     }
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(3600)]
@@ -93,12 +93,32 @@ def misses_of(trace: Trace, budget: int, *, optimal: bool) -> int:
     return misses
 
 
+ALL_ACTIVE_BUT_ONE: Trace = {
+    "n_layer": 1,
+    "n_expert": 6,
+    "n_used": 1,
+    "records": [
+        {"layer": 0, "ids": ids}
+        for ids in (
+            *([[0]] for _ in range(5)),
+            *([[0], [0]] for _ in range(2)),
+            *([[2], [2]] for _ in range(2)),
+            [[1], [1]],
+            [[1], [0]],
+            [[0]],
+        )
+    ],
+}
+"""The page cache's inactive list holds only what is in use."""
+
+
 def total(result: dict[str, Any], what: str) -> int:
     return int(result["decode"][what] + result["prefill"][what])
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(trace=traces(), budgets=st.lists(st.integers(1, 36), min_size=1, max_size=3, unique=True))
+@example(trace=ALL_ACTIVE_BUT_ONE, budgets=[2])
 def test_laws(native_bin: Path, trace: Trace, budgets: list[int]) -> None:
     """For any routing, policy and budget:
 
