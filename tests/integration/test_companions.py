@@ -116,7 +116,8 @@ def test_drafts_of_every_kind_are_found_and_served(
     plain = serve(model, "--draft", "off")
     alone = complete(plain)
     plain.close()
-    server = serve(model)
+    # How sure a draft of random weights is depends on the CPU that multiplies them.
+    server = serve(model, "--dflash-p-min", "0")
     assert f"{kind} draft" in server.output
     drafted = complete(server)
     assert drafted["content"] == alone["content"]
